@@ -1,0 +1,1 @@
+"""The command line: flags → config → one library call → show. Nothing else imports this package."""

@@ -1,0 +1,135 @@
+"""The ``mars`` command: subcommands, exit codes, and the one form in which errors are shown.
+
+`run` is `main` without leaving the process: tests and other programs call it with a list of arguments and get the exit
+code back.
+
+Exit codes: 0 done · 2 wrong usage or input, found before a model is loaded · 1 the run failed later · 130 Ctrl-C.
+"""
+
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+import marscli
+from marscli.cli import console
+from marscli.cli.generate import generate
+
+# Newer typer carries a click of its own; this finds the exceptions of whichever click it uses.
+_click_exceptions = sys.modules[typer.BadParameter.__module__]
+
+app = typer.Typer(
+    name="mars",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+    # `--max_new_tokens` is what users of other tools have in their fingers.
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["--help", "-h"],
+    },
+)
+
+for _command in (generate,):
+    app.command(_command.__name__.rstrip("_"))(_command)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        console.echo(f"marscli {marscli.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _mars(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Make any instruction-tuned language model write several tokens per forward pass.
+
+    \b
+    mars train -m Qwen/Qwen2.5-0.5B-Instruct -d data.jsonl -o runs/mars
+    mars generate -m runs/mars "Why is the sky blue?" --threshold 0.95
+    mars bench -m runs/mars -o runs/bench
+    mars eval -m runs/mars --tasks gsm8k -o runs/eval
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line in this process.
+
+    Args:
+        argv: The arguments after ``mars``; the process's own by default.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    debug = "--debug" in arguments
+    console.configure(debug=debug)
+    try:
+        code = typer.main.get_command(app).main(args=arguments, prog_name="mars", standalone_mode=False)
+    except _click_exceptions.UsageError as error:
+        console.show_error(*_explain(error))
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except Exception as error:
+        return console.show_exception(error, debug=debug)
+    if code == 130:
+        console.note("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: Any) -> tuple[str, str]:
+    """Turn a usage error of the argument parser into our message and hint."""
+    context = error.ctx
+    command = context.command_path if context is not None else "mars"
+    more = f"`{command} --help` shows the options and examples"
+    if isinstance(error, _click_exceptions.NoSuchOption):
+        known = [o for p in context.command.params for o in (*p.opts, *p.secondary_opts)] if context is not None else []
+        name = error.option_name.replace("_", "-")
+        near = list(error.possibilities or ()) or difflib.get_close_matches(name, known, n=1)
+        return f"no such option: {error.option_name}", f"did you mean {near[0]}?" if near else more
+    if isinstance(error, _click_exceptions.MissingParameter):
+        name = _parameter_name(error)
+        text = getattr(error.param, "help", None)
+        return f"missing {name}", f"{name}: {text}" if text else more
+    if isinstance(error, typer.BadParameter):
+        return f"{_parameter_name(error)}: {_sentence(error.message)}{_origin(error)}", more
+    message, _, suggestion = _sentence(error.format_message()).partition(". Did you mean ")
+    return message, f"did you mean {suggestion}" if suggestion else more
+
+
+def _parameter_name(error: Any) -> str:
+    if error.param is None:
+        return "input"
+    options = [option for option in error.param.opts if option.startswith("-")]
+    return "/".join(options) if options else str(error.param.name).upper()
+
+
+def _origin(error: Any) -> str:
+    """Name the config file where the bad value came from it."""
+    context, param = error.ctx, error.param
+    if context is None or param is None:
+        return ""
+    source = context.get_parameter_source(param.name)
+    return (
+        f" (from --config {context.params.get('config')})"
+        if source is not None and source.name == "DEFAULT_MAP"
+        else ""
+    )
+
+
+def _sentence(text: str) -> str:
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".")
+    return text[:1].lower() + text[1:]
