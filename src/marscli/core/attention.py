@@ -1,0 +1,77 @@
+"""Attention with an explicit mask that does not copy keys and values once per query head.
+
+With a mask and more than one query, transformers' SDPA path repeats keys and values for every query head of a
+group (`repeat_kv`), which at many rows costs more than the attention itself. Folding the query heads of a group into
+the query length gives the same products with keys and values as they lie in the cache.
+
+Everything else (no mask, an additive mask, one query, no head groups) is handed to transformers' own SDPA function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+NAME = "mars_grouped_sdpa"
+
+
+def grouped_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention in transformers' calling convention.
+
+    Args:
+        module: The attention layer; its ``num_key_value_groups`` (G) says how many query heads share keys and values.
+        query: (B, kv_heads · G, T, head_dim).
+        key: (B, kv_heads, S, head_dim), and value alike.
+        value: See ``key``.
+        attention_mask: bool (B, 1, T, S), True where a query may look.
+        dropout: Dropout probability.
+        scaling: Factor of the scores.
+        kwargs: What else transformers passes on; only its SDPA function reads them.
+
+    Returns:
+        The output, (B, T, kv_heads · G, head_dim), and None for the weights.
+    """
+    groups = getattr(module, "num_key_value_groups", 1)
+    if attention_mask is None or attention_mask.dtype != torch.bool or groups == 1 or query.shape[2] == 1:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    batch, heads, queries, head_dim = query.shape
+    folded = query.reshape(batch, heads // groups, groups * queries, head_dim)
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    output = nn.functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
+    )
+    return output.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, grouped_attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@contextmanager
+def grouped_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model's layers use `grouped_attention_forward`, and put back what they used before."""
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
