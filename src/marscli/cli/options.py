@@ -37,13 +37,19 @@ def split_list(values: Iterable[str] | None) -> list[str]:
     return [part.strip() for value in values or () for part in str(value).split(",") if part.strip()]
 
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Hub id or folder.", rich_help_panel=MODEL)]
-OptionalModel = Annotated[str | None, typer.Option("--model", "-m", help="Hub id or folder.", rich_help_panel=MODEL)]
+Model = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help="Hub id or folder.", rich_help_panel=MODEL)]
+OptionalModel = Annotated[
+    str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hub id or folder.", rich_help_panel=MODEL)
+]
 Tokenizer = Annotated[
     str | None,
-    typer.Option("--tokenizer", help="Hub id or folder, if not the model's.", rich_help_panel=MODEL),
+    typer.Option(
+        "--tokenizer", metavar="TOKENIZER", help="Hub id or folder, if not the model's.", rich_help_panel=MODEL
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODEL)]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODEL)
+]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(
@@ -85,6 +91,7 @@ BlockSize = Annotated[
     int | None,
     typer.Option(
         "--block-size",
+        metavar="B",
         help="At most this many tokens per forward; 1 is AR decoding. Default: the checkpoint's.",
         show_default=False,
         rich_help_panel=DECODING,
@@ -101,14 +108,22 @@ Cache = Annotated[
 ]
 MaxNewTokens = Annotated[
     int,
-    typer.Option("--max-new-tokens", "-n", help="Never exceeded.", rich_help_panel=DECODING),
+    typer.Option("--max-new-tokens", "-n", metavar="N", help="Never exceeded.", rich_help_panel=DECODING),
 ]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=DECODING)]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", metavar="T", help="0 is greedy.", rich_help_panel=DECODING)
+]
 TopP = Annotated[
-    float, typer.Option("--top-p", help="Sample from the smallest set with this probability.", rich_help_panel=DECODING)
+    float,
+    typer.Option(
+        "--top-p", metavar="P", help="Sample from the smallest set with this probability.", rich_help_panel=DECODING
+    ),
 ]
 TopK = Annotated[
-    int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.", rich_help_panel=DECODING)
+    int,
+    typer.Option(
+        "--top-k", metavar="K", help="Sample from the k likeliest tokens; 0 is off.", rich_help_panel=DECODING
+    ),
 ]
 ChatTemplate = Annotated[
     bool | None,
@@ -120,17 +135,22 @@ ChatTemplate = Annotated[
     ),
 ]
 System = Annotated[
-    str | None, typer.Option("--system", help="System message of the chat template.", rich_help_panel=DATA)
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="System message of the chat template.", rich_help_panel=DATA),
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", "-L", help="Only the first N. Default: all.", rich_help_panel=DATA)
+    int | None, typer.Option("--limit", "-L", metavar="N", help="Only the first N. Default: all.", rich_help_panel=DATA)
 ]
-OutputDir = Annotated[Path, typer.Option("--output-dir", "-o", help="Folder for the results.", rich_help_panel=DATA)]
+OutputDir = Annotated[
+    Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder for the results.", rich_help_panel=DATA)
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing result files.", rich_help_panel=DATA)]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable stdout.", rich_help_panel=DATA)]
 
-BatchSize = Annotated[int, typer.Option("--batch-size", "-b", help="Rows worked on together.", rich_help_panel=RUN)]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.", rich_help_panel=RUN)]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", "-b", metavar="N", help="Rows worked on together.", rich_help_panel=RUN)
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of everything random.", rich_help_panel=RUN)]
 Config = Annotated[
     Path | None,
     typer.Option(
