@@ -99,7 +99,12 @@ def run(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     console.configure(debug=debug)
     try:
-        code = typer.main.get_command(app).main(args=arguments, prog_name="mars", standalone_mode=False)
+        root = typer.main.get_command(app)
+        help_text = _help(root, arguments)
+        if help_text is not None:
+            console.echo(help_text)
+            return 0
+        code = root.main(args=arguments, prog_name="mars", standalone_mode=False)
     except _click_exceptions.UsageError as error:
         console.show_error(*_explain(error))
         return 2
@@ -110,6 +115,20 @@ def run(argv: Sequence[str] | None = None) -> int:
     if code == 130:
         console.note("interrupted")
     return code if isinstance(code, int) else 0
+
+
+def _help(root: Any, arguments: list[str]) -> str | None:
+    """Answer ``--help`` before anything is parsed: the parser's type conversion is what takes longest to import."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if {"--help", "-h"}.isdisjoint(options):
+        return None
+    context = root.context_class(root, info_name="mars", **root.context_settings)
+    if arguments[0] in root.commands:
+        command = root.commands[arguments[0]]
+        context = command.context_class(command, parent=context, info_name=arguments[0])
+    elif not arguments[0].startswith("-"):
+        return None  # an unknown command: the parser has the right error for it
+    return str(context.get_help())
 
 
 def _explain(error: Any) -> tuple[str, str]:
