@@ -1,0 +1,171 @@
+"""Shows a bench: the table for the terminal, ``report.md`` for pasting, and the files beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marscli.benchmarking.results import to_csv
+from marscli.output import atomic_write, markdown_table, write_json, write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FILES = ("results.json", "results.csv", "report.md", "pareto.png", "speedup.png")
+
+COLUMNS = ("batch", "method", "tokens/forward", "tokens/s", "min–max", "vs hf", "vs ar", "same as ar", "memory MB")
+
+EXPLANATION = (
+    (
+        "tokens/forward",
+        "completion tokens a row gained per forward pass it took part in, its prompt's included; AR is 1.00",
+    ),
+    (
+        "tokens/s",
+        "completion tokens of all rows a second of wall time, prompts' reading included; median of the repeats",
+    ),
+    ("min–max", "the same in the slowest and in the fastest repeat"),
+    ("vs hf", "tokens/s over those of transformers' `generate` (greedy, KV cache, sdpa) at the same batch size"),
+    ("vs ar", "tokens/s over those of marscli decoding one token a forward at the same batch size"),
+    ("same as ar", "share of the prompts with the output of `ar` at the same batch size, token for token"),
+    ("accuracy", "share of the prompts whose last number is the reference answer's"),
+    ("memory MB", "highest memory of a pass, 10⁶ bytes (GPU: allocated by torch; CPU: resident memory of the process)"),
+)
+
+
+def write(meta: dict[str, Any], rows: Sequence[dict[str, Any]], labels: Sequence[str], folder: Path) -> None:
+    """Write all result files; the numbers first, so that a failing picture cannot cost them."""
+    from marscli.benchmarking import figures
+
+    write_json(folder / "results.json", {"meta": meta, "rows": rows})
+    write_text(folder / "results.csv", to_csv(rows))
+    pictures = {
+        "pareto.png": figures.pareto(rows, headline(meta)),
+        "speedup.png": figures.speedup(rows, labels, headline(meta)),
+    }
+    for name, picture in pictures.items():
+        if picture is None:
+            (folder / name).unlink(missing_ok=True)  # --force: an older run's picture does not belong to these numbers
+            continue
+        with atomic_write(folder / name, "wb") as handle:
+            handle.write(picture)
+    shown = [name for name, picture in pictures.items() if picture is not None]
+    write_text(folder / "report.md", markdown(meta, rows, labels, shown))
+
+
+def headline(meta: dict[str, Any]) -> str:
+    """Model, machine and workload in one line."""
+    prompts = meta["prompts"]
+    count = f"{prompts['used']} of {prompts['available']}" if prompts["partial"] else f"{prompts['used']}"
+    device = meta["device"] if meta["device"] == "cpu" else f"{meta['device']} ({meta['device_name']})"
+    threads = f", {meta['threads']} threads" if meta["device"] == "cpu" else ""
+    return (
+        f"{meta['model']} · {meta['dtype']} on {device}{threads} · {count} prompts, up to "
+        f"{meta['options']['max_new_tokens']} new tokens"
+    )
+
+
+def cells(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Columns, rows of text, and footnotes: what the terminal and the Markdown table share."""
+    columns = list(COLUMNS)
+    with_accuracy = any(row["accuracy"] is not None for row in rows)
+    if with_accuracy:
+        columns.insert(-1, "accuracy")
+    lines, reasons = [], []
+    for row, label in zip(rows, labels, strict=True):
+        start = [str(row["batch_size"]), label]
+        if row["skipped"]:
+            if row["skipped"] not in reasons:
+                reasons.append(row["skipped"])
+            lines.append([*start, f"skipped [{reasons.index(row['skipped']) + 1}]", *[""] * (len(columns) - 3)])
+            continue
+        slowest, fastest = (row["tokens"] / row[key] for key in ("seconds_max", "seconds_min"))
+        line = [
+            *start,
+            f"{row['tokens_per_forward']:.2f}",
+            _speed(row["tokens_per_second"]),
+            f"{_speed(slowest)}–{_speed(fastest)}",
+            _ratio(row["speedup_vs_hf"]),
+            _ratio(row["speedup_vs_ar"]),
+            _share(row["agrees_with_ar"]),
+        ]
+        if with_accuracy:
+            line.append(_share(row["accuracy"]))
+        lines.append([*line, "–" if row["peak_memory_mb"] is None else f"{row['peak_memory_mb']:.0f}"])
+    return columns, lines, [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, start=1)]
+
+
+def table(meta: dict[str, Any], rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
+    """The table for a terminal, batch sizes apart; the fastest row of each batch size stands out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    columns, lines, notes = cells(rows, labels)
+    shown = Table(
+        title=headline(meta),
+        caption="\n".join([*notes, _caption(meta)]),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
+        title_style="bold",
+        caption_style="dim",
+    )
+    for column in columns:
+        shown.add_column(column.replace("/", "\n/"), justify="left" if column == "method" else "right")
+    for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
+        rivals = [r["tokens_per_second"] or 0 for r in rows if r["batch_size"] == row["batch_size"]]
+        best = not row["skipped"] and row["tokens_per_second"] == max(rivals)
+        last = place + 1 == len(rows) or rows[place + 1]["batch_size"] != row["batch_size"]
+        shown.add_row(*map(Text, line), style="bold" if best else "dim" if row["skipped"] else "", end_section=last)
+    return shown
+
+
+def _caption(meta: dict[str, Any]) -> str:
+    options = meta["options"]
+    text = (
+        "hf = transformers generate (greedy, KV cache, sdpa); ar = marscli one token a forward; tokens/s with prompts; "
+        f"median of {options['repeats']} interleaved repeat{'s' if options['repeats'] > 1 else ''}"
+    )
+    return "INTERRUPTED: fewer repeats than asked for\n" + text if meta["interrupted"] else text
+
+
+def markdown(
+    meta: dict[str, Any], rows: Sequence[dict[str, Any]], labels: Sequence[str], pictures: Sequence[str]
+) -> str:
+    """``report.md``: ready to paste."""
+    columns, lines, notes = cells(rows, labels)
+    titles = {"pareto.png": "Quality against speed", "speedup.png": "Speed-up by batch size"}
+    versions = ", ".join(f"{name} {version}" for name, version in meta["versions"].items() if version)
+    parts = [
+        "# mars bench",
+        headline(meta) + ".",
+        "**Interrupted: some rows have fewer repeats than asked for, or none.**" if meta["interrupted"] else "",
+        markdown_table(columns, lines),
+        "\n".join(f"{note}  " for note in notes),
+        *(f"![{titles[name]}]({name})" for name in pictures),
+        "## What the columns say",
+        "\n".join(f"* **{column}**: {text}" for column, text in EXPLANATION if column in columns),
+        "Methods took turns within each repeat, after a warm-up that is not counted. "
+        f"Repeats: {meta['options']['repeats']}. Prompts: {meta['data']}, {meta['prompt_tokens']} tokens in all.",
+        "## How it was measured",
+        f"```\n{meta['command']}\n```",
+        f"{versions}. {meta['platform']}, {meta['device']} ({meta['device_name']}), {meta['threads']} threads, "
+        f"{meta['dtype']}, seed {meta['seed']}, {meta['time']}"
+        + (f", commit {meta['git_commit'][:12]}." if meta["git_commit"] else "."),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _speed(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f}%"

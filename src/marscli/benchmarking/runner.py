@@ -1,0 +1,219 @@
+"""Runs a bench: warm-up, interleaved repeats, results saved whatever happens.
+
+Order: within each repeat and for each batch size every method makes one pass over all prompts, the next repeat goes
+through them backwards. A machine that gets slower or faster meanwhile thus does so for all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marscli import checkpoint as checkpoints
+from marscli.benchmarking import report
+from marscli.benchmarking.config import BenchConfig
+from marscli.benchmarking.memory import peak_megabytes, start_watching
+from marscli.benchmarking.methods import METHODS, Decoder, Method
+from marscli.benchmarking.prompts import checks, encode_prompts, load_prompts
+from marscli.benchmarking.results import Cell, Pass, table_rows
+from marscli.checkpoint import Checkpoint
+from marscli.errors import InputError, MarsError
+from marscli.meta import collect_meta
+from marscli.output import prepared_output_dir
+
+Progress = Callable[[], None]
+"""Called after each pass, warm-ups included; there are `BenchConfig.passes` of them."""
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass
+class BenchResult:
+    """What a bench found; ``rows`` are those of ``results.json``."""
+
+    meta: dict[str, Any]
+    rows: list[dict[str, Any]]
+    labels: list[str] = field(default_factory=list)
+
+
+class BenchInterrupted(KeyboardInterrupt):
+    """Ctrl-C: what was measured until then is saved, and is in ``result``."""
+
+    def __init__(self, result: BenchResult) -> None:
+        super().__init__("interrupted")
+        self.result = result
+
+
+def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> BenchResult:
+    """Compare the methods on one model and write the result files.
+
+    Args:
+        config: What to measure.
+        progress: Called after each pass.
+
+    Returns:
+        The rows and the description of the run.
+
+    Raises:
+        InputError: Wrong input, found before the model is loaded.
+        MarsError: A prompt does not fit the model, or no method could run.
+        BenchInterrupted: Ctrl-C after the first measured pass.
+    """
+    prompts, available = load_prompts(config.dataset, config.limit)
+    if config.batch_sizes[-1] > len(prompts):
+        limited = f"--limit {config.limit}" if len(prompts) < available else f"there are {available}"
+        raise InputError(
+            f"--batch-sizes: {config.batch_sizes[-1]} rows need as many prompts, and {limited}",
+            hint=f"give more prompts (--limit, --dataset), or batch sizes up to {len(prompts)}",
+        )
+    checkpoints.check_model_source(config.model)
+    output = (
+        prepared_output_dir(config.output_dir, report.FILES, force=config.force)
+        if config.output_dir
+        else nullcontext(None)
+    )
+    with output as folder:
+        checkpoint = checkpoints.load(
+            config.model,
+            tokenizer=config.tokenizer,
+            device=config.device,
+            dtype=config.dtype,
+            trust_remote_code=config.trust_remote_code,
+        )
+        torch.manual_seed(config.seed)
+        ids = encode_prompts(
+            prompts,
+            checkpoint.tokenizer,
+            chat_template=config.chat_template,
+            system=config.system,
+            prompt_tokens=config.prompt_tokens,
+        )
+        _check_lengths(ids, config.max_new_tokens, checkpoint.context_length)
+        cells = plan(config, checkpoint)
+        correct = None if config.prompt_tokens else checks(prompts, checkpoint.tokenizer)
+
+        def result(**facts: Any) -> BenchResult:
+            meta = collect_meta(
+                config.resolved(),
+                seed=config.seed,
+                device=checkpoint.device,
+                dtype=checkpoint.dtype,
+                model=checkpoint.name,
+                baselines={"hf": "transformers generate, greedy, KV cache, sdpa", "ar": "marscli, one token a forward"},
+                data=str(config.dataset) if config.dataset else "built-in prompts",
+                prompts={"used": len(ids), "available": available, "partial": len(ids) < available},
+                prompt_tokens=sum(map(len, ids)),
+                **facts,
+            )
+            return BenchResult(meta, table_rows(cells, correct), [cell.setting.label for cell in cells])
+
+        try:
+            measure(cells, checkpoint, ids, config.max_new_tokens, config.repeats, progress)
+        except BaseException as error:
+            # Hours of measuring are worth keeping whatever ended them.
+            if any(cell.passes for cell in cells):
+                for cell in cells:
+                    if not cell.passes:
+                        cell.skipped = cell.skipped or "the run ended before its turn"
+                partial = result(interrupted=True)
+                _save(partial, folder)
+                if isinstance(error, KeyboardInterrupt):
+                    raise BenchInterrupted(partial) from error
+            raise
+        if all(cell.skipped for cell in cells):
+            raise MarsError(
+                f"no method could run: {cells[0].skipped}", hint="choose other --methods; hf and ar run on every model"
+            )
+        done = result(interrupted=False)
+        _save(done, folder)
+        return done
+
+
+def plan(config: BenchConfig, checkpoint: Checkpoint) -> list[Cell]:
+    """The rows of the table, those that cannot run here marked with the reason."""
+    cells = []
+    for batch_size in config.batch_sizes:
+        for name in config.methods:
+            for setting in METHODS[name].settings(config, config.block_size or checkpoint.block_size):
+                reason = METHODS[name].refusal(checkpoint, setting, batch_size)
+                cells.append(Cell(setting, batch_size, skipped=reason))
+    return cells
+
+
+def measure(
+    cells: Sequence[Cell],
+    checkpoint: Checkpoint,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    repeats: int,
+    progress: Progress | None = None,
+    methods: dict[str, Method] = METHODS,
+) -> None:
+    """Warm up each cell, then add `repeats` passes to each, interleaved.
+
+    A cell that runs out of memory is marked as skipped; the others go on.
+    """
+    device = torch.device(checkpoint.device)
+    decoders: dict[int, Decoder] = {}
+    for repeat in range(-1, repeats):  # -1 is the warm-up
+        for place in _order(len(cells), repeat):
+            cell = cells[place]
+            try:
+                if cell.skipped:
+                    continue
+                if repeat < 0:
+                    decoders[place] = methods[cell.setting.method].open(checkpoint, cell.setting, cell.batch_size)
+                    decoders[place](prompts[: cell.batch_size], min(max_new_tokens, WARM_UP_TOKENS))
+                else:
+                    cell.passes.append(_watched(decoders[place], prompts, max_new_tokens, device))
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+                cell.skipped = "out of memory"
+                cell.passes.clear()
+                decoders.pop(place, None)
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+            finally:
+                if progress:
+                    progress()
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def _order(count: int, repeat: int) -> Iterator[int]:
+    places = range(count)
+    return iter(places if repeat % 2 == 0 else reversed(places))
+
+
+def _watched(decode: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, device: torch.device) -> Pass:
+    gc.collect()
+    start_watching(device)
+    one = decode(prompts, max_new_tokens)
+    one.peak_memory_mb = peak_megabytes(device)
+    return one
+
+
+def _check_lengths(prompts: Sequence[Sequence[int]], max_new_tokens: int, context: int) -> None:
+    for number, ids in enumerate(prompts, start=1):
+        if not ids:
+            raise MarsError(f"prompt {number} is empty", hint="give every prompt a text")
+        if len(ids) + max_new_tokens > context:
+            raise MarsError(
+                f"prompt {number}: {len(ids)} tokens and --max-new-tokens {max_new_tokens} exceed the context of "
+                f"{context} by {len(ids) + max_new_tokens - context}",
+                hint="lower --max-new-tokens or --prompt-tokens, or leave this prompt out",
+            )
+
+
+def _save(result: BenchResult, folder: Path | None) -> None:
+    if folder is not None:
+        report.write(result.meta, result.rows, result.labels, folder)
