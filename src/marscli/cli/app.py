@@ -17,7 +17,10 @@ from typer.core import TyperCommand
 
 import marscli
 from marscli.cli import console
+from marscli.cli.bench import bench
+from marscli.cli.eval import eval_
 from marscli.cli.generate import generate
+from marscli.cli.train import train
 
 # Newer typer carries a click of its own; this finds the exceptions of whichever click it uses.
 _click_exceptions = sys.modules[typer.BadParameter.__module__]
@@ -55,7 +58,7 @@ app = typer.Typer(
     },
 )
 
-for _command in (generate,):
+for _command in (train, generate, bench, eval_):
     app.command(_command.__name__.rstrip("_"), cls=Command)(_command)
 
 
