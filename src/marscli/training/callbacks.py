@@ -1,0 +1,159 @@
+"""What happens beside the training loop: the log file, the progress bar, checkpoints made whole, stopping on a signal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from marscli.errors import MarsError
+from marscli.output import write_json
+
+logger = logging.getLogger(__name__)
+
+RUN_FILE = "mars_run.json"
+
+
+class ProgressFactory(Protocol):
+    """Makes a progress bar: ``with factory("training", total=steps) as advance: advance(1)``."""
+
+    def __call__(self, description: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:
+        """Open the bar."""
+
+
+class LogCallback(TrainerCallback):
+    """Appends every log line to ``train_log.jsonl``.
+
+    Args:
+        path: The file; lines after ``start_step`` are of a run that is now resumed, and go.
+        start_step: The step that the run starts from.
+    """
+
+    def __init__(self, path: Path, start_step: int) -> None:
+        self.path = path
+        kept = [entry for entry in read_log(path) if entry["step"] <= start_step] if start_step else []
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Write one line."""
+        entry = {"step": state.global_step, **{key: _short(value) for key, value in logs.items()}}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+class ProgressCallback(TrainerCallback):
+    """Moves a progress bar, a step at a time."""
+
+    def __init__(self, advance: Callable[..., None]) -> None:
+        self.advance = advance
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count what a resumed run has behind it."""
+        self.advance(state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count one step."""
+        self.advance(1)
+
+
+class CheckpointCallback(TrainerCallback):
+    """Completes each ``checkpoint-N``: its tokenizer, and last of all a file that says which run it is of.
+
+    A checkpoint without that file was broken off while it was written, or holds weights that are not finite.
+
+    Args:
+        tokenizer: Saved beside the weights.
+        run: What a resumed run must agree with.
+    """
+
+    def __init__(self, tokenizer: Any, run: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer
+        self.run = run
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Complete the checkpoint that the library has just written."""
+        if not state.is_world_process_zero:
+            return
+        check_finite(kwargs["model"], state.global_step)
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self.tokenizer.save_pretrained(folder)
+        write_json(folder / RUN_FILE, self.run)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Spare the checkpoint that the library makes after the last step: the trained model itself follows."""
+        if state.global_step >= state.max_steps:
+            control.should_save = False
+
+
+class StopCallback(TrainerCallback):
+    """On Ctrl-C or SIGTERM: finishes the step, has a checkpoint saved, and stops. A second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[StopCallback]:
+        """Take the signals while the block runs; outside of the main thread they cannot be taken."""
+        before = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, self._on_signal)
+        except ValueError:
+            logger.debug("not in the main thread: Ctrl-C will not save a checkpoint")
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        logger.warning("stopping after this step and saving a checkpoint; press Ctrl-C again to stop at once")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stop, if asked to; after the last step there is nothing to stop."""
+        if self.signal is not None and state.global_step < state.max_steps:
+            control.should_save = True
+            control.should_training_stop = True
+
+
+def check_finite(model: torch.nn.Module, step: int) -> None:
+    """Refuse to save weights that are no numbers any more."""
+    with torch.no_grad():
+        sums = torch.stack([parameter.float().sum() for parameter in model.parameters()])
+    if not torch.isfinite(sums).all():
+        raise MarsError(
+            f"the weights are not finite after step {step}",
+            hint="try a lower --lr or --dtype float32; checkpoints saved before are kept, --resume goes on from the newest",
+        )
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``train_log.jsonl``; a last line that was broken off is left out."""
+    if not path.is_file():
+        return []
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return entries
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,0 +1,331 @@
+"""One training run from options to checkpoint: data first, then the model, then the loop, then what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainingArguments, set_seed
+
+from marscli import checkpoint
+from marscli.data.encoding import Encoded, Encoder
+from marscli.data.prepare import DataReport, encode_conversations, read_conversations
+from marscli.errors import InputError, MarsError
+from marscli.meta import collect_meta
+from marscli.output import prepared_output_dir, write_json
+from marscli.training.callbacks import (
+    RUN_FILE,
+    CheckpointCallback,
+    LogCallback,
+    ProgressCallback,
+    ProgressFactory,
+    StopCallback,
+    check_finite,
+    read_log,
+)
+from marscli.training.config import TrainConfig
+from marscli.training.plot import plot_training
+from marscli.training.trainer import MarsTrainer, TrainingSet
+
+logger = logging.getLogger(__name__)
+
+LOG_FILE, SUMMARY_FILE, PLOT_FILE = "train_log.jsonl", "summary.json", "loss.png"
+RESULT_FILES = (
+    LOG_FILE,
+    SUMMARY_FILE,
+    PLOT_FILE,
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "*.safetensors*",
+    "checkpoint-*",
+)
+CHECKPOINT_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", RUN_FILE)
+LOG_LINES = 200  # roughly, of a long run: enough for a smooth picture, too few to cost anything
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    """A checkpoint to go on from."""
+
+    folder: Path
+    step: int
+
+
+def run(config: TrainConfig, *, progress: ProgressFactory | None = None) -> dict[str, Any]:
+    """Do one training run.
+
+    Args:
+        config: What to do.
+        progress: Makes the progress bar.
+
+    Returns:
+        What ``summary.json`` holds.
+
+    Raises:
+        InputError: Wrong options or data; nothing was trained.
+        MarsError: The loss or the weights are not finite any more, or memory does not suffice.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM, after a checkpoint was saved.
+    """
+    output_dir = Path(config.output_dir)
+    if Path(config.model).is_dir() and output_dir.resolve() == Path(config.model).resolve():
+        raise InputError(f"--output-dir {output_dir} is the folder of --model", hint="write the result to another folder")
+    with prepared_output_dir(output_dir, RESULT_FILES, force=config.force, resume=config.resume) as folder:
+        checkpoint.check_model_source(config.model)
+        if config.resume and (folder / SUMMARY_FILE).is_file():
+            logger.info(f"{folder} holds a finished run already; nothing is left to do")
+            return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        examples, report, tokenizer = _prepare_data(config)
+        course = {**config.decides_course(), "examples": len(examples)}
+        resumed = _find_checkpoint(folder, course) if config.resume else None
+        if config.force:
+            _remove_results(folder)
+        return _train(config, folder, examples, report, tokenizer, course, resumed, progress)
+
+
+def _prepare_data(config: TrainConfig) -> tuple[list[Encoded], DataReport, Any]:
+    prepared = read_conversations(
+        config.dataset,
+        prompt_field=config.prompt_field,
+        response_field=config.response_field,
+        system=config.system,
+        skip_bad_rows=config.skip_bad_rows,
+        limit=config.limit,
+    )
+    tokenizer = checkpoint.load_tokenizer(
+        config.tokenizer or config.model, trust_remote_code=config.trust_remote_code
+    )
+    if config.chat_template and not tokenizer.chat_template:
+        raise InputError(
+            "--chat-template: the tokenizer has none", hint="leave the option out, or use an instruction-tuned model"
+        )
+    encoder = Encoder(
+        tokenizer,
+        checkpoint.eos_token_ids(config.model, tokenizer),
+        chat_template=config.chat_template is not False,
+    )
+    if not encoder.uses_template:
+        logger.info("no chat template is used: prompt and answer are joined as they are")
+    examples = encode_conversations(prepared, encoder, max_length=config.max_length)
+    report = prepared.report
+    logger.info(
+        f"{report.used:,} of {report.rows:,} rows, {report.tokens:,} tokens, {report.response_tokens:,} of them in responses"
+    )
+    if report.dropped:
+        logger.warning("rows left out: " + ", ".join(f"{count} ({reason})" for reason, count in report.dropped.items()))
+    if report.truncated:
+        logger.warning(f"{report.truncated} responses are cut at --max-length {config.max_length}")
+    return examples, report, tokenizer
+
+
+def _find_checkpoint(folder: Path, course: dict[str, Any]) -> _Resumed | None:
+    """The newest complete checkpoint, if it is of the same run."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdigit() and all((path / name).is_file() for name in CHECKPOINT_FILES):
+            found.append(_Resumed(path, int(step)))
+        else:
+            logger.warning(f"{path} is not complete and is passed over")
+    if not found:
+        logger.warning(f"--resume: no complete checkpoint in {folder}; training starts from the beginning")
+        return None
+    newest = max(found, key=lambda resumed: resumed.step)
+    before = json.loads((newest.folder / RUN_FILE).read_text(encoding="utf-8"))
+    changed = [name for name, value in course.items() if before.get(name) != value]
+    if changed:
+        name = changed[0]
+        raise InputError(
+            f"--resume: {newest.folder} was made with {name.replace('_', '-')} {before.get(name)}, not {course[name]}",
+            hint="give the options of the first run again, or start a new run in another folder",
+        )
+    logger.info(f"resuming from {newest.folder}")
+    return newest
+
+
+def _remove_results(folder: Path) -> None:
+    for path in {match for pattern in RESULT_FILES for match in folder.glob(pattern)}:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _train(
+    config: TrainConfig,
+    folder: Path,
+    examples: Sequence[Encoded],
+    report: DataReport,
+    tokenizer: Any,
+    course: dict[str, Any],
+    resumed: _Resumed | None,
+    progress: ProgressFactory | None,
+) -> dict[str, Any]:
+    device = checkpoint.resolve_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    set_seed(config.seed)
+    loaded = checkpoint.load(
+        config.model,
+        tokenizer=config.tokenizer,
+        device=str(device),
+        dtype="float32",
+        trust_remote_code=config.trust_remote_code,
+    )
+    model = loaded.model.train()
+    two_streams = config.objective == "mars"
+    mask_token_id = None
+    if two_streams:
+        mask_token, mask_token_id = checkpoint.choose_mask_token(
+            tokenizer, model.get_input_embeddings().weight.shape[0]
+        )
+        logger.info(f"mask token: {mask_token} (id {mask_token_id})")
+    train_set = TrainingSet(
+        examples, block_size=config.block_size if two_streams else None, mask_token_id=mask_token_id
+    )
+    steps_per_epoch = math.ceil(math.ceil(len(examples) / config.batch_size) / config.grad_accum)
+    steps = config.max_steps or math.ceil(config.epochs * steps_per_epoch)
+    arguments = _training_arguments(config, folder, device, dtype, steps)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else loaded.eos_token_ids[0]
+    log = LogCallback(folder / LOG_FILE, resumed.step if resumed else 0)
+    stop = StopCallback()
+    logger.info(
+        f"{steps:,} steps of {config.batch_size * config.grad_accum} examples on {device}, {dtype}".replace("torch.", "")
+    )
+    started = time.perf_counter()
+    with stop.listening(), progress("training", steps) if progress else nullcontext(lambda n=1: None) as advance:
+        trainer = MarsTrainer(
+            model=model,
+            args=arguments,
+            train_set=train_set,
+            pad_token_id=pad,
+            ar_weight=config.ar_weight if two_streams else 1.0,
+            callbacks=[CheckpointCallback(tokenizer, course), stop, log, ProgressCallback(advance)],
+        )
+        trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is for results
+        try:
+            trainer.train(resume_from_checkpoint=str(resumed.folder) if resumed else None)
+        except torch.OutOfMemoryError as error:
+            raise MarsError(
+                f"out of memory on {device}: {str(error).splitlines()[0]}",
+                hint=f"use a smaller --batch-size than {config.batch_size} with a larger --grad-accum, or a smaller "
+                f"--max-length than {config.max_length}",
+            ) from error
+    seconds = time.perf_counter() - started
+    done = trainer.state.global_step
+    if done < steps:
+        logger.warning(f"stopped at step {done} of {steps}; give the same command with --resume to go on")
+        raise KeyboardInterrupt
+    check_finite(model, done)
+    checkpoint.save(
+        folder,
+        model.to(dtype),
+        tokenizer,
+        mars=checkpoint.MarsMetadata(
+            block_size=config.block_size, ar_weight=config.ar_weight, base_model=config.model, mask_token_id=mask_token_id
+        )
+        if two_streams
+        else None,
+    )
+    entries = read_log(folder / LOG_FILE)
+    plot_training(entries, folder / PLOT_FILE, title=_title(config, steps))
+    last = entries[-1]
+    summary = {
+        "meta": collect_meta(config, seed=config.seed, device=device, dtype=dtype, partial=config.limit is not None),
+        "objective": config.objective,
+        "steps": steps,
+        "epochs": round(trainer.state.epoch or 0.0, 4),
+        "resumed_from_step": resumed.step if resumed else None,
+        "rows": report.to_json(),
+        "loss": last["loss"],
+        "loss_masked": last["loss_masked"],
+        "loss_clean": last["loss_clean"],
+        "accuracy": last["accuracy"],
+        "tokens": trainer.entries_seen,
+        "seconds": round(seconds, 2),
+        "tokens_per_second": round(trainer.entries_seen / seconds, 1),
+    }
+    write_json(folder / SUMMARY_FILE, summary)
+    logger.info(
+        f"loss {last['loss']:.3f} after {steps:,} steps, {seconds:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
+        f"saved to {folder}"
+    )
+    return summary
+
+
+def _training_arguments(
+    config: TrainConfig, folder: Path, device: torch.device, dtype: torch.dtype, steps: int
+) -> TrainingArguments:
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=config.batch_size,
+        gradient_accumulation_steps=config.grad_accum,
+        learning_rate=config.lr,
+        lr_scheduler_type="cosine",
+        warmup_steps=math.ceil(config.warmup_ratio * steps),
+        logging_steps=max(1, steps // LOG_LINES),
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=config.save_steps,
+        save_total_limit=2,
+        bf16=dtype == torch.bfloat16,
+        use_cpu=device.type == "cpu",
+        dataloader_pin_memory=device.type == "cuda",
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to="none",
+        seed=config.seed,
+    )
+    if device.type == "cuda" and arguments.world_size == 1:
+        # The library takes cuda:0, and every GPU that it sees for torch.nn.DataParallel.
+        torch.cuda.set_device(device)
+        arguments.__dict__["_setup_devices"] = device
+        arguments._n_gpu = 1
+    return arguments
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype of the computation; ``auto`` is bfloat16 where the device does it well."""
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        fast = _fast_bfloat16_on_cpu()
+    else:
+        fast = False
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _fast_bfloat16_on_cpu() -> bool:
+    """Measured: processors without instructions for it run bfloat16 several times slower than float32, not faster."""
+    times = []
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.ones(256, 256, dtype=dtype)
+        times.append(min(_seconds(matrix) for _ in range(4)))
+    return times[0] > 1.5 * times[1]
+
+
+def _seconds(matrix: torch.Tensor) -> float:
+    started = time.perf_counter()
+    matrix @ matrix
+    return time.perf_counter() - started
+
+
+def _title(config: TrainConfig, steps: int) -> str:
+    blocks = f", block size {config.block_size}" if config.objective == "mars" else ""
+    return f"{os.path.basename(config.model.rstrip('/'))} · {config.objective}{blocks} · {steps:,} steps · lr {config.lr:g}"
