@@ -33,6 +33,8 @@ class RowLayer(CacheLayerMixin):
     """Keys and values of one layer."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, plan: _Plan, places: int, capacity: int) -> None:
         super().__init__()
@@ -107,7 +109,8 @@ class RowCache(Cache):
         self.plan = _Plan()
         self.places = places
         self.capacity = SMALLEST_BUFFER
-        super().__init__(layers=[RowLayer(self.plan, places, self.capacity) for _ in range(num_layers)])
+        self.row_layers = [RowLayer(self.plan, places, self.capacity) for _ in range(num_layers)]
+        super().__init__(layers=list(self.row_layers))
 
     def begin_step(self, places: slice, slots: Tensor, num_slots: int) -> None:
         """Say what the next forward pass writes and reads.
@@ -130,15 +133,15 @@ class RowCache(Cache):
             self.places *= 2
         while self.capacity < capacity:
             self.capacity *= 2
-        for layer in self.layers:
+        for layer in self.row_layers:
             layer.grow(self.places, self.capacity)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move a row of ``length`` cached tokens to another place, so that the rows in use stay neighbours."""
-        for layer in self.layers:
+        for layer in self.row_layers:
             layer.copy_place(source, target, length)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for keys and values."""
-        return sum(t.nbytes for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values))
+        return sum(t.nbytes for layer in self.row_layers if layer.is_initialized for t in (layer.keys, layer.values))

@@ -157,6 +157,7 @@ class Engine:
         if params.masks and self.mask_token_id is None:
             raise ValueError("a threshold below exact needs a model with a mask token")
 
+    @torch.inference_mode()
     def cancel(self, request_id: int) -> None:
         """Drop a request, running or waiting.
 
@@ -267,8 +268,9 @@ class Engine:
         """
         width = max(len(row.newest) + m for row, m in zip(rows, masks, strict=True))
         num_slots = max(row.cached for row in rows) + width
-        ids = [row.newest + [self.mask_token_id] * m for row, m in zip(rows, masks, strict=True)]
-        input_ids = torch.tensor([line + [0] * (width - len(line)) for line in ids], device=self.device)
+        mask_id = -1 if self.mask_token_id is None else self.mask_token_id  # −1 is never used: then no row has masks
+        lines = [row.newest + [mask_id] * m for row, m in zip(rows, masks, strict=True)]
+        input_ids = torch.tensor([line + [0] * (width - len(line)) for line in lines], device=self.device)
         counts = [(row.cached, len(row.newest), m) for row, m in zip(rows, masks, strict=True)]
         cached, newest, mask_counts = torch.tensor(counts, device=self.device).unbind(1)
         layout = decode_layout(cached, newest, mask_counts, width=width, reads=max(masks) + 1)
@@ -291,12 +293,12 @@ class Engine:
         # Token ids are below 2²⁴, so float32 carries them exactly and one transfer does for all.
         packed = torch.cat([tokens.float(), certainties, accepted[:, None].float(), ended[:, None].float()], dim=1)
         reads = tokens.shape[1]
-        lines = packed.tolist()
+        results = packed.tolist()
         return (
-            [[int(token) for token in line[:reads]] for line in lines],
-            [line[reads:-2] for line in lines],
-            [int(line[-2]) for line in lines],
-            [bool(line[-1]) for line in lines],
+            [[int(token) for token in line[:reads]] for line in results],
+            [line[reads:-2] for line in results],
+            [int(line[-2]) for line in results],
+            [bool(line[-1]) for line in results],
         )
 
     def _judge(

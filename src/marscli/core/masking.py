@@ -59,6 +59,10 @@ class Visibility:
         in_group = (key_slot >= group_start) & (key_slot <= slot)
         return in_context | in_group
 
+    @property
+    def _ranges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.context_start, self.context_end, self.group_start, self.slot
+
     def dense(self, num_slots: int | None = None) -> Tensor:
         """The mask for SDPA.
 
@@ -70,15 +74,15 @@ class Visibility:
         """
         num_slots = self.slot.shape[1] if num_slots is None else num_slots
         key_slot = torch.arange(num_slots, device=self.slot.device)
-        ranges = (self.context_start, self.context_end, self.group_start, self.slot)
-        return self.sees(*(r[:, None, :, None] for r in ranges), key_slot)
+        start, end, group, slot = (r[:, None, :, None] for r in self._ranges)
+        return self.sees(start, end, group, slot, key_slot)
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The predicate in flex attention's form, ``(batch, head, query, key) -> bool``."""
 
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            ranges = (self.context_start, self.context_end, self.group_start, self.slot)
-            return self.sees(*(r[batch, query] for r in ranges), key)
+            start, end, group, slot = (r[batch, query] for r in self._ranges)
+            return self.sees(start, end, group, slot, key)
 
         return mask_mod
 

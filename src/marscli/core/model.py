@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ def forward_logits(
     inputs: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": mask}
     inputs["use_cache"] = cache is not None
     if cache is not None:
-        inputs[_cache_argument(type(unwrap(model)))] = cache
+        inputs[_cache_argument(cast(Any, type(unwrap(model))))] = cache
     with grouped_attention(unwrap(model)):
         if SELECTS_PER_ROW:
             return model(**inputs, logits_to_keep=keep).logits
@@ -88,14 +88,14 @@ def forward_logits(
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside DDP and compile wrappers."""
+    """The transformers model inside data-parallel wrappers."""
     while not isinstance(model, PreTrainedModel) and hasattr(model, "module"):
-        model = model.module
-    return model  # type: ignore[return-value]
+        model = cast(nn.Module, model.module)
+    return cast(PreTrainedModel, model)
 
 
 @lru_cache
-def _cache_argument(model_class: type) -> str:
+def _cache_argument(model_class: Any) -> str:
     """``cache`` in newer transformers, ``past_key_values`` in older ones."""
     return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
 

@@ -64,7 +64,7 @@ def warp(logits: Tensor, settings: SamplingSettings) -> Tensor:
     # The largest logit becomes 0 first, so that a tiny temperature sends the others to −inf and nothing to +inf.
     scores = logits - logits.amax(-1, keepdim=True)
     scores = scores / torch.where(temperature > 0, temperature, 1.0)
-    ranked, order = scores.sort(-1, descending=True, stable=True)
+    ranked, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     top_k = settings.top_k[:, None, None]
     cut = (top_k > 0) & (rank >= top_k)

@@ -1,0 +1,409 @@
+"""Checkpoints: ordinary Hugging Face folders, with the little that MARS adds to them.
+
+A MARS checkpoint is an ordinary causal LM whose tokenizer names a mask token and whose ``config.json`` holds::
+
+    "mask_token_id": 16, "pard_token": 16,
+    "mars": {"version": 1, "block_size": 4, "ar_weight": 1.0, "base_model": "..."}
+
+The mask token adds no parameter: it takes a spare embedding row, or a reserved token of the model's own vocabulary.
+No code from a checkpoint is run unless asked for, and only safetensors weights are read.
+
+`check_model_source` needs no torch, so that a wrong path is refused before anything slow is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marscli.errors import InputError, MarsError
+
+if TYPE_CHECKING:
+    import torch
+
+METADATA_VERSION = 1
+NEW_MASK_TOKEN = "<|mask|>"
+
+# Reserved tokens that model families ship and never train on, best first.
+RESERVED_TOKENS = (
+    r"<empty_output>",  # SmolLM, StarCoder
+    r"<\|reserved_special_token_\d+\|>",  # Llama 3
+    r"<unused\d+>",  # Gemma
+    r"<\|dummy_\d+\|>",  # Phi
+    r"\[control_\d+\]",  # Mistral
+    r"<\|?extra_\d+\|?>",  # Qwen
+    r"\[unused\d+\]",
+)
+
+
+@dataclass(frozen=True)
+class MarsMetadata:
+    """What the ``mars`` block and the mask token keys of ``config.json`` hold.
+
+    Attributes:
+        block_size: B that the checkpoint was trained with.
+        ar_weight: Weight of the clean stream's loss.
+        base_model: Name of the model that training started from.
+        mask_token_id: The mask token.
+    """
+
+    block_size: int
+    ar_weight: float
+    base_model: str
+    mask_token_id: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model with all that decoding needs to know.
+
+    Attributes:
+        model: A transformers causal LM in eval mode.
+        tokenizer: Its tokenizer.
+        name: Hub id or folder.
+        mask_token_id: None if the checkpoint was never MARS-trained: it decodes one token a forward.
+        block_size: B, None likewise.
+        eos_token_ids: Tokens that end an answer.
+        context_length: Longest sequence, prompt and answer together.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    mask_token_id: int | None
+    block_size: int | None
+    eos_token_ids: tuple[int, ...]
+    context_length: int
+
+    @property
+    def is_mars(self) -> bool:
+        """Whether the checkpoint can predict from mask tokens."""
+        return self.mask_token_id is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are stored in."""
+        return self.model.dtype
+
+
+def check_model_source(model: str | Path, option: str = "--model") -> None:
+    """Refuse a model folder that cannot work, before anything slow happens. Hub ids are left to `load`.
+
+    Raises:
+        InputError: The folder is missing or incomplete, or the name is neither a folder nor a Hub id.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        if folder.is_file():
+            raise InputError(
+                f"{option} {model} is a file", hint="give the folder that holds config.json and the weights"
+            )
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)) or str(model).startswith((".", "~")):
+            raise InputError(f"{option} {model}: there is no such folder", hint=_nearby(folder))
+        return
+    names = sorted(path.name for path in folder.iterdir())
+    if "config.json" not in names:
+        found = ", ".join(names[:8]) or "nothing"
+        raise InputError(f"{option} {model} holds no config.json (found: {found})", hint=_nearby(folder / "x"))
+    if not any(name.endswith(".safetensors") for name in names):
+        pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+        if pickled:
+            raise InputError(
+                f"{option} {model} holds {pickled[0]} but no safetensors weights",
+                hint="pickled weights can run code and are not read; convert them with save_pretrained",
+            )
+        raise InputError(
+            f"{option} {model} holds no weights (*.safetensors)", hint="is the download or the training run complete?"
+        )
+
+
+def check_tokenizer_source(tokenizer: str | Path, option: str = "--model") -> None:
+    """Refuse a folder without a tokenizer; Hub ids are left to `load_tokenizer`.
+
+    Raises:
+        InputError: The folder holds no tokenizer file.
+    """
+    folder = Path(tokenizer)
+    if folder.is_dir():
+        names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+        if not any((folder / name).is_file() for name in names):
+            raise InputError(
+                f"{option} {tokenizer} holds no tokenizer (tokenizer.json)",
+                hint="copy the base model's tokenizer files there, or name a tokenizer with --tokenizer",
+            )
+
+
+def _nearby(folder: Path) -> str:
+    """What the user may have meant: checkpoint folders beside the one that was asked for."""
+    parent = folder.parent
+    try:
+        siblings = sorted(path.name for path in parent.iterdir() if (path / "config.json").is_file())
+    except OSError:
+        siblings = []
+    if siblings:
+        return f"checkpoint folders in {parent}: {', '.join(siblings[:6])}"
+    return "give a folder with config.json and safetensors weights, or a Hub id such as Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def resolve_device(device: str = "auto") -> torch.device:
+    """The torch device for ``auto``, ``cpu``, ``cuda[:N]`` or ``mps``.
+
+    Raises:
+        InputError: No such device, or it is not there.
+    """
+    import torch
+
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+        raise InputError(f"--device {device} is unknown", hint="use auto, cpu, cuda, cuda:N or mps")
+    resolved = torch.device(device)
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"--device {device}: this machine has {torch.cuda.device_count()} CUDA devices", hint="use --device auto"
+        )
+    if resolved.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("--device mps is not available on this machine", hint="use --device auto")
+    return resolved
+
+
+def resolve_dtype(dtype: str) -> torch.dtype | str:
+    """The torch dtype of a name; ``auto`` stays, and means the checkpoint's own.
+
+    Raises:
+        InputError: An unknown name.
+    """
+    import torch
+
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype == "auto":
+        return dtype
+    if dtype not in names:
+        raise InputError(f"--dtype {dtype} is unknown", hint=f"use auto, {', '.join(names)}")
+    return names[dtype]
+
+
+def load(
+    model: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+) -> Checkpoint:
+    """Load a checkpoint for decoding.
+
+    Args:
+        model: Hub id or folder.
+        tokenizer: Hub id or folder; by default the model's.
+        device: ``auto``, ``cpu``, ``cuda[:N]`` or ``mps``.
+        dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
+        trust_remote_code: Run Python code that comes with the checkpoint.
+
+    Raises:
+        InputError: The folder, the tokenizer, the device or the kind of model is not usable.
+        MarsError: Weights cannot be read or downloaded.
+    """
+    check_model_source(model)
+    check_tokenizer_source(tokenizer or model, "--tokenizer" if tokenizer else "--model")
+    torch_device, torch_dtype = resolve_device(device), resolve_dtype(dtype)
+
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from marscli.core.model import check_decodable
+
+    name = str(model)
+    config = _from_hub(AutoConfig, name, "config", trust_remote_code=trust_remote_code)
+    check_decodable(config, name)
+    mars = _metadata(config, name)
+    loaded_tokenizer = load_tokenizer(tokenizer or model, trust_remote_code=trust_remote_code)
+    try:
+        loaded_model = _from_hub(
+            AutoModelForCausalLM,
+            name,
+            "weights",
+            config=config,
+            dtype=torch_dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        ).to(torch_device)
+    except torch.OutOfMemoryError as error:
+        raise MarsError(
+            f"{name} does not fit into the memory of {torch_device}", hint="try --dtype bfloat16"
+        ) from error
+    text_config = config.get_text_config()
+    return Checkpoint(
+        model=loaded_model.eval(),
+        tokenizer=loaded_tokenizer,
+        name=name,
+        mask_token_id=mars.mask_token_id if mars else None,
+        block_size=mars.block_size if mars else None,
+        eos_token_ids=_eos_token_ids(loaded_model.generation_config, text_config, loaded_tokenizer),
+        context_length=text_config.max_position_embeddings,
+    )
+
+
+def load_tokenizer(tokenizer: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """Load a tokenizer from a Hub id or folder.
+
+    Raises:
+        InputError: The folder holds none, or it cannot be read.
+    """
+    check_tokenizer_source(tokenizer)
+    from transformers import AutoTokenizer
+
+    return _from_hub(AutoTokenizer, str(tokenizer), "tokenizer", trust_remote_code=trust_remote_code)
+
+
+def _from_hub(auto_class: Any, name: str, what: str, **options: Any) -> Any:
+    """``from_pretrained`` with errors that say what to do."""
+    try:
+        return auto_class.from_pretrained(name, **options)
+    except MarsError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
+            raise InputError(
+                f"--model {name} needs Python code of its own",
+                hint="read that code, then pass --trust-remote-code to run it",
+            ) from error
+        if Path(name).is_dir():
+            raise InputError(
+                f"the {what} in {name} cannot be read: {first_line}", hint="is the folder complete and undamaged?"
+            ) from error
+        raise MarsError(
+            f"cannot get the {what} of {name} from the Hub: {first_line}",
+            hint="check the name and the network (HF_HUB_OFFLINE, HF_TOKEN for gated models), or give a local folder",
+        ) from error
+
+
+def eos_token_ids(model: str | Path, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end an answer, without loading the weights.
+
+    Args:
+        model: Hub id or folder.
+        tokenizer: Its tokenizer.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    config = AutoConfig.from_pretrained(model)
+    try:
+        generation_config = GenerationConfig.from_pretrained(model)
+    except OSError:  # the file is optional
+        generation_config = None
+    return _eos_token_ids(generation_config, config.get_text_config(), tokenizer)
+
+
+def _eos_token_ids(generation_config: Any, config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """As transformers' ``generate`` does: the generation config's, else the config's; else the tokenizer's."""
+    for source in (generation_config, config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+    return ()
+
+
+def _metadata(config: Any, name: str) -> MarsMetadata | None:
+    block = getattr(config, "mars", None)
+    if block is None:
+        return None
+    version = block.get("version")
+    if version != METADATA_VERSION:
+        raise InputError(
+            f"{name}: its config.json has a mars block of version {version}, not {METADATA_VERSION}",
+            hint="install a newer marscli",
+        )
+    mask_token_id = getattr(config, "mask_token_id", None)
+    block_size = block.get("block_size")
+    if mask_token_id is None or not isinstance(block_size, int) or block_size < 1:
+        raise InputError(
+            f"{name}: its config.json has a mars block without mask_token_id or block_size",
+            hint="restore the config.json that `mars train` wrote",
+        )
+    return MarsMetadata(block_size, block.get("ar_weight", 1.0), block.get("base_model", ""), mask_token_id)
+
+
+def choose_mask_token(tokenizer: Any, embedding_rows: int) -> tuple[str, int]:
+    """Give a tokenizer a mask token that costs no parameter: the embedding is never resized.
+
+    Args:
+        tokenizer: Changed in place: its ``mask_token`` is set.
+        embedding_rows: Rows of the model's embedding.
+
+    Returns:
+        The token and its id: the tokenizer's own mask token, else a new ``<|mask|>`` on a spare embedding row, else a
+        reserved token of the vocabulary.
+
+    Raises:
+        InputError: The vocabulary has no room and no reserved token.
+    """
+    if tokenizer.mask_token_id is not None and tokenizer.mask_token_id < embedding_rows:
+        return tokenizer.mask_token, tokenizer.mask_token_id
+    vocabulary = tokenizer.get_vocab()
+    if NEW_MASK_TOKEN in vocabulary or max(vocabulary.values()) + 1 < embedding_rows:
+        tokenizer.add_special_tokens({"mask_token": NEW_MASK_TOKEN})
+        return NEW_MASK_TOKEN, tokenizer.mask_token_id
+    in_use = set(tokenizer.all_special_ids)
+    for pattern in RESERVED_TOKENS:
+        matches = [(index, token) for token, index in vocabulary.items() if re.fullmatch(pattern, token)]
+        free = [(index, token) for index, token in sorted(matches) if index not in in_use and index < embedding_rows]
+        if free:
+            index, token = free[0]
+            tokenizer.add_special_tokens({"mask_token": token})
+            return token, index
+    raise InputError(
+        "the model's vocabulary has neither a spare embedding row nor a known reserved token for the mask",
+        hint="set tokenizer.mask_token to a token that its text never uses, save it, and pass it with --tokenizer",
+    )
+
+
+def save(directory: str | Path, model: Any, tokenizer: Any, *, mars: MarsMetadata | None) -> None:
+    """Write an ordinary checkpoint folder: safetensors weights, config, generation config, tokenizer, chat template.
+
+    Files are written beside their places and moved in, weights first and ``config.json`` last, so that a broken-off
+    save leaves no folder that looks complete.
+
+    Args:
+        directory: Where to; made if missing. Other files in it are left alone.
+        model: A transformers causal LM; its dtype is what is written.
+        tokenizer: Its tokenizer.
+        mars: None for a plain AR checkpoint.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = model.config
+    config.use_cache = True  # the trainer switches it off
+    for key in ("mars", "mask_token_id", "pard_token"):
+        if hasattr(config, key):
+            delattr(config, key)
+    if mars is not None:
+        config.mask_token_id = mars.mask_token_id
+        config.pard_token = mars.mask_token_id  # vLLM's name for it in a parallel draft model
+        config.mars = {
+            "version": METADATA_VERSION,
+            "block_size": mars.block_size,
+            "ar_weight": mars.ar_weight,
+            "base_model": mars.base_model,
+        }
+    staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=directory))
+    try:
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        for path in sorted(staging.iterdir(), key=lambda path: (path.name == "config.json", path.suffix == ".json")):
+            os.replace(path, directory / path.name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
