@@ -12,18 +12,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from marscli.benchmarking import bench
     from marscli.checkpoint import load
     from marscli.generation.api import generate, stream
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "bench": "marscli.benchmarking",
     "load": "marscli.checkpoint",
     "generate": "marscli.generation.api",
     "stream": "marscli.generation.api",
 }
 
-__all__ = ["__version__", "generate", "load", "stream"]
+__all__ = ["__version__", "bench", "generate", "load", "stream"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marscli.errors import InputError, MarsError
+from marscli.errors import InputError
+from marscli.generation.prompts import PromptRow, encode, row_from
 
 BUILT_IN = (
     "A baker makes 24 rolls in the morning and 18 in the afternoon. She sells 29 of them. How many are left?",
@@ -39,9 +40,9 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: a dialogue, and the reference answer's number where the data carries one."""
+    """One prompt, and the reference answer's number where the data carries one."""
 
-    messages: tuple[dict[str, Any], ...]
+    row: PromptRow
     answer: float | None = None
 
 
@@ -60,7 +61,7 @@ def load_prompts(path: Path | None, limit: int) -> tuple[list[Prompt], int]:
         InputError: The file cannot be read, holds no prompt, or a row is not understood (names file and line).
     """
     if path is None:
-        prompts = [Prompt(({"role": "user", "content": text},)) for text in BUILT_IN]
+        prompts = [Prompt(PromptRow(text)) for text in BUILT_IN]
     else:
         prompts = [_prompt(row, f"--dataset {path}, line {line}") for line, row in _rows(path)]
         if not prompts:
@@ -90,28 +91,20 @@ def _rows(path: Path) -> list[tuple[int, Any]]:
 def _prompt(row: Any, where: str) -> Prompt:
     if not isinstance(row, dict):
         raise InputError(f"{where}: not a JSON object", hint='for example {"prompt": "Why is the sky blue?"}')
-    messages = row.get("messages")
-    if messages is None:
-        text = next((row[key] for key in ("prompt", "question") if isinstance(row.get(key), str)), None)
-        if text is None or not text.strip():
-            raise InputError(
-                f"{where}: no prompt; its keys are {', '.join(map(repr, row)) or 'none'}",
-                hint="a row needs a text under prompt or question, or a list under messages",
-            )
-        messages = [{"role": "user", "content": text}]
-    well_formed = isinstance(messages, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-        for message in messages
-    )
-    # Training rows end with the answer that the model is to write now.
-    while well_formed and messages and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
-    if not well_formed or not messages:
+    wanted = {key: row[key] for key in ("messages", "prompt", "question") if row.get(key) is not None}
+    if not wanted:
         raise InputError(
-            f"{where}: messages must be a list of role and content that has a user's turn",
-            hint='for example {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}',
+            f"{where}: no prompt; its keys are {', '.join(map(repr, row)) or 'none'}",
+            hint="a row needs a text under prompt or question, or a list under messages",
         )
-    return Prompt(tuple(messages), reference_number(row.get("answer")))
+    key, value = next(iter(wanted.items()))
+    if key == "messages" and isinstance(value, list):
+        # Training rows end with the answer that the model is to write now.
+        while value and isinstance(value[-1], dict) and value[-1].get("role") == "assistant":
+            value = value[:-1]
+    return Prompt(
+        row_from({"messages" if key == "messages" else "prompt": value}, where), reference_number(row.get("answer"))
+    )
 
 
 def reference_number(answer: Any) -> float | None:
@@ -131,6 +124,7 @@ def encode_prompts(
     prompts: Sequence[Prompt],
     tokenizer: Any,
     *,
+    context_length: int,
     chat_template: bool | None = None,
     system: str | None = None,
     prompt_tokens: int | None = None,
@@ -140,29 +134,18 @@ def encode_prompts(
     Args:
         prompts: As read.
         tokenizer: Of the model.
+        context_length: Of the model.
         chat_template: Whether to use the tokenizer's chat template; None: where it has one.
         system: System message put before each dialogue.
         prompt_tokens: Give every prompt this length: the ids of all prompts make a ring, read from its own start.
 
     Raises:
-        MarsError: A chat template is asked for and there is none.
+        InputError: A prompt is empty or too long, or there is no chat template where one is needed.
     """
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if chat_template and not has_template:
-        raise MarsError(
-            "--chat-template: the tokenizer has no chat template", hint="use --no-chat-template for a base model"
-        )
-    use_template = has_template if chat_template is None else chat_template
-    encoded = []
-    for prompt in prompts:
-        messages = list(prompt.messages)
-        if system is not None:
-            messages = [{"role": "system", "content": system}, *(m for m in messages if m["role"] != "system")]
-        if use_template:
-            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        else:
-            ids = tokenizer("\n".join(message["content"] for message in messages)).input_ids
-        encoded.append([int(token) for token in ids])
+    encoded = [
+        encode(tokenizer, prompt.row, context_length=context_length, chat_template=chat_template, system=system)[0]
+        for prompt in prompts
+    ]
     if prompt_tokens is None:
         return encoded
     ring = [token for ids in encoded for token in ids]

@@ -90,6 +90,7 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
         ids = encode_prompts(
             prompts,
             checkpoint.tokenizer,
+            context_length=checkpoint.context_length,
             chat_template=config.chat_template,
             system=config.system,
             prompt_tokens=config.prompt_tokens,
@@ -159,6 +160,23 @@ def measure(
 
     A cell that runs out of memory is marked as skipped; the others go on.
     """
+    gc.collect()
+    gc.freeze()  # what lives already need not be searched for garbage in or between the passes
+    try:
+        _measure(cells, checkpoint, prompts, max_new_tokens, repeats, progress or (lambda: None), methods)
+    finally:
+        gc.unfreeze()
+
+
+def _measure(
+    cells: Sequence[Cell],
+    checkpoint: Checkpoint,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    repeats: int,
+    progress: Progress,
+    methods: dict[str, Method],
+) -> None:
     device = torch.device(checkpoint.device)
     decoders: dict[int, Decoder] = {}
     for repeat in range(-1, repeats):  # -1 is the warm-up
@@ -181,8 +199,7 @@ def measure(
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
             finally:
-                if progress:
-                    progress()
+                progress()
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
@@ -204,8 +221,6 @@ def _watched(decode: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: 
 
 def _check_lengths(prompts: Sequence[Sequence[int]], max_new_tokens: int, context: int) -> None:
     for number, ids in enumerate(prompts, start=1):
-        if not ids:
-            raise MarsError(f"prompt {number} is empty", hint="give every prompt a text")
         if len(ids) + max_new_tokens > context:
             raise MarsError(
                 f"prompt {number}: {len(ids)} tokens and --max-new-tokens {max_new_tokens} exceed the context of "

@@ -47,7 +47,10 @@ def bench(
         ),
     ] = DEFAULT_BATCH_SIZES,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Timed passes of every row; medians are shown.", rich_help_panel=COMPARE)
+        int,
+        typer.Option(
+            "--repeats", metavar="N", help="Timed passes of every row; medians are shown.", rich_help_panel=COMPARE
+        ),
     ] = 3,
     dataset: Annotated[
         Path | None,
@@ -61,12 +64,13 @@ def bench(
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-L", help="Only the first N prompts.", rich_help_panel=options.DATA)
+        int, typer.Option("--limit", "-L", metavar="N", help="Only the first N prompts.", rich_help_panel=options.DATA)
     ] = 16,
     prompt_tokens: Annotated[
         int | None,
         typer.Option(
             "--prompt-tokens",
+            metavar="N",
             help="Make every prompt exactly this long, of the prompts' own tokens.",
             show_default=False,
             rich_help_panel=options.DATA,
