@@ -1,0 +1,307 @@
+"""One evaluation from start to end: check, load, run every task at every τ, save as each task ends.
+
+The order is for a user who waits: the output folder and the model's name are checked first, then the tasks and their
+data, and only then a model is loaded. Tasks run one by one through `lm_eval.evaluate`, so that each is timed by itself
+and on disk once it is done; lm-eval's group scores are computed from them in the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval import evaluator
+from lm_eval.api.group import Group
+from lm_eval.api.task import Task
+from lm_eval.utils import sanitize_model_name, set_torch_seed
+
+from marscli import checkpoint as checkpoints
+from marscli.errors import MarsError
+from marscli.evaluation import report
+from marscli.evaluation.config import EvalConfig, threshold_label
+from marscli.evaluation.lm import Answer, MarsLM, Progress, Usage
+from marscli.evaluation.results import Run, TaskUsage
+from marscli.evaluation.tasks import load_tasks
+from marscli.meta import collect_meta
+from marscli.output import prepared_output_dir, write_json, write_jsonl
+
+logger = logging.getLogger(__name__)
+
+FILES = ("results.json", "pareto.png", "samples_*.jsonl")
+MANY_CUT_OFF = 0.05  # share of answers at their token limit above which a score says little
+LM_EVAL_SEED = 1234  # of numpy, torch and the choice of examples; Python's own is 0
+
+
+def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Score a model on tasks; see `marscli.evaluate`.
+
+    Args:
+        config: What to do.
+        progress: ``progress(description, total)``: a context that yields a function to call once per answer.
+
+    Returns:
+        What ``results.json`` holds; `report.table` shows it.
+
+    Raises:
+        InputError: Wrong input, found before the model is loaded.
+        MarsError: The run failed; the tasks that had ended are saved.
+    """
+    output: AbstractContextManager[Path | None] = nullcontext()
+    if config.output_dir is not None:
+        output = prepared_output_dir(config.output_dir, FILES, force=config.force)
+    # lm-eval and its metrics print to stdout now and then, which is kept for the result.
+    with output as folder, redirect_stdout(sys.stderr), _quiet_lm_eval():
+        checkpoints.check_model_source(config.model)
+        tasks, groups = load_tasks(
+            config.tasks,
+            include_path=config.include_path,
+            data_root=config.data_root,
+            confirm_run_unsafe_code=config.confirm_run_unsafe_code,
+        )
+        for task in tasks.values():
+            _apply_options(task, config)
+        evaluation = _Evaluation(config, tasks, groups, folder, progress)
+        evaluation.run()
+        return evaluation.document(complete=True)
+
+
+@contextmanager
+def _quiet_lm_eval() -> Iterator[None]:
+    """Hold back lm-eval's warnings about how we call it; what concerns a user we say ourselves.
+
+    Debug logging shows all.
+    """
+    theirs = logging.getLogger("lm_eval")
+    level = theirs.level
+    if not logger.isEnabledFor(logging.DEBUG):
+        theirs.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
+
+
+def _apply_options(task: Task, config: EvalConfig) -> None:
+    """Change a task's own settings where the options say so, by the rules of lm-eval's `simple_evaluate`."""
+    own = task.get_config("num_fewshot")
+    if config.num_fewshot is not None and own == 0 and config.num_fewshot != 0:
+        logger.warning(
+            "%s is defined without examples; --num-fewshot %d does not change it", task.task_name, config.num_fewshot
+        )
+    elif config.num_fewshot is not None or own is None:
+        task.set_config(key="num_fewshot", value=config.num_fewshot or 0)
+    if config.max_new_tokens is not None and task.OUTPUT_TYPE == "generate_until":
+        settings = dict(task.get_config("generation_kwargs") or {})
+        for alias in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
+            settings.pop(alias, None)
+        task.set_config(key="generation_kwargs", value={**settings, "max_gen_toks": config.max_new_tokens})
+
+
+class _Evaluation:
+    """A run's state: the model, what is done so far, where it is saved."""
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        tasks: Mapping[str, Task],
+        groups: Mapping[str, Group],
+        folder: Path | None,
+        progress: Progress | None,
+    ) -> None:
+        self.config = config
+        self.tasks = tasks
+        self.groups = groups
+        self.folder = folder
+        self.runs = [Run(threshold) for threshold in config.threshold]
+        self.started = time.time()
+        self.checkpoint = checkpoints.load(
+            config.model,
+            tokenizer=config.tokenizer,
+            device=config.device,
+            dtype=config.dtype,
+            trust_remote_code=config.trust_remote_code,
+        )
+        self.block_size = config.block_size or self.checkpoint.block_size or 1
+        self.chat_template = self._uses_chat_template()
+        self.lm = MarsLM(
+            self.checkpoint.model,
+            self.checkpoint.tokenizer,
+            mask_token_id=self.checkpoint.mask_token_id,
+            eos_token_ids=self.checkpoint.eos_token_ids,
+            context_length=self.checkpoint.context_length,
+            batch_size=config.batch_size,
+            block_size=self.block_size,
+            confidence=config.confidence,
+            seed=config.seed,
+            progress=progress,
+        )
+
+    def _uses_chat_template(self) -> bool:
+        has_one = self.checkpoint.tokenizer.chat_template is not None
+        if self.config.chat_template and not has_one:
+            raise MarsError(
+                f"--chat-template: the tokenizer of {self.checkpoint.name} has none",
+                hint="leave the option out, or take an instruction-tuned model",
+            )
+        return has_one if self.config.chat_template is None else self.config.chat_template
+
+    def run(self) -> None:
+        """Run every task at every τ, and save after each."""
+        try:
+            for name, task in self.tasks.items():
+                self._announce(name, task)
+                for run in self.runs:
+                    first = self.runs[0]
+                    if run is not first and not first.usage[name].answers:  # likelihoods do not depend on τ
+                        run.results[name], run.usage[name] = first.results[name], first.usage[name]
+                    else:
+                        self._run_task(name, task, run)
+                self._save(complete=False)
+        except BaseException:
+            done = sum(name in self.runs[-1].results for name in self.tasks)
+            if done and self.folder is not None:
+                logger.info("%d of %d tasks had ended; they are in %s", done, len(self.tasks), self.folder / FILES[0])
+            raise
+        self._save(complete=True)
+
+    def _announce(self, name: str, task: Task) -> None:
+        """Say what is to come, with the one rule for the token limit: the option, else the task's own, else 256."""
+        problems = len(task.eval_docs)
+        limited = problems if self.config.limit is None else min(problems, self.config.limit)
+        text = f"{name}: {limited} of {problems} problems" if limited < problems else f"{name}: {problems} problems"
+        if task.OUTPUT_TYPE == "generate_until":
+            settings = task.get_config("generation_kwargs") or {}
+            own = next((settings[key] for key in _LIMIT_KEYS if settings.get(key) is not None), self.lm.max_gen_toks)
+            source = "the task's own limit" if self.config.max_new_tokens is None else "--max-new-tokens"
+            text += f", at most {own} new tokens each ({source}), {self.config.batch_size} rows together"
+        else:
+            text += ", scored by likelihood"
+        logger.info("%s", text)
+
+    def _run_task(self, name: str, task: Task, run: Run) -> None:
+        self.lm.threshold = run.threshold
+        self._seed(task)
+        started = time.perf_counter()
+        result: Any = evaluator.evaluate(
+            lm=self.lm,
+            task_dict={"tasks": {name: task}, "groups": {}},
+            limit=self.config.limit,
+            log_samples=self.config.log_samples,
+            system_instruction=self.config.system,
+            apply_chat_template=self.chat_template,
+            fewshot_as_multiturn=self.chat_template,
+            confirm_run_unsafe_code=self.config.confirm_run_unsafe_code,
+        )
+        usage = self.lm.take_usage()
+        if self.config.log_samples:
+            self._write_samples(name, run, result.pop("samples")[name], usage)
+        run.results[name] = result
+        run.usage[name] = TaskUsage.of(usage, time.perf_counter() - started)
+        _warn(f"{name} τ={threshold_label(run.threshold)}" if usage.answers else name, run.usage[name])
+
+    def _seed(self, task: Task) -> None:
+        """Make a task's questions and examples the same at every τ, whatever ran before; seed 0 is lm-eval's choice."""
+        seed = self.config.seed
+        random.seed(seed)
+        np.random.seed(LM_EVAL_SEED + seed)
+        set_torch_seed(LM_EVAL_SEED + seed)
+        task.set_fewshot_seed(seed=LM_EVAL_SEED + seed)
+
+    def _write_samples(self, name: str, run: Run, samples: list[dict[str, Any]], usage: Usage) -> None:
+        """lm-eval's sample objects, with what each answer cost."""
+        if self.folder is None:
+            return
+        costs: dict[int, list[Answer]] = {}
+        for answer in usage.answers:
+            costs.setdefault(answer.instance.doc_id, []).append(answer)
+        rows = []
+        for sample in samples:
+            mine = costs.get(sample["doc_id"], [])
+            cost = {
+                "tokens": sum(len(answer.tokens) for answer in mine),
+                "forwards": sum(answer.forwards for answer in mine),
+                "finish_reason": [answer.finish_reason for answer in mine],
+            }
+            rows.append({**sample, **(cost if mine else {})})
+        path = self.folder / f"samples_{name.replace('/', '_')}_{threshold_label(run.threshold)}.jsonl"
+        write_jsonl(path, rows)
+
+    def _save(self, *, complete: bool) -> None:
+        if self.folder is None:
+            return
+        document = self.document(complete=complete)
+        write_json(self.folder / "results.json", document)
+        if complete and len(self.runs) > 1 and not report.pareto(document, self.folder / "pareto.png"):
+            logger.info("no pareto.png: no task generates text, so none has a speed")
+
+    def document(self, *, complete: bool) -> dict[str, Any]:
+        """The result document of the tasks that are done.
+
+        Args:
+            complete: Whether these are all.
+        """
+        config = self.config
+        lm_eval_keys = self.runs[0].combined(self.groups)
+        template = self.lm.chat_template(True) if self.chat_template else ""
+        return {
+            **lm_eval_keys,
+            "config": {
+                "model": "marscli",
+                "model_args": {"pretrained": config.model, "threshold": threshold_label(config.threshold[0])},
+                "batch_size": config.batch_size,
+                "device": str(self.checkpoint.device),
+                "limit": config.limit,
+                "random_seed": config.seed,
+                "numpy_seed": LM_EVAL_SEED + config.seed,
+                "torch_seed": LM_EVAL_SEED + config.seed,
+                "fewshot_seed": LM_EVAL_SEED + config.seed,
+            },
+            "date": self.started,
+            "total_evaluation_time_seconds": str(time.time() - self.started),
+            "model_source": "marscli",
+            "model_name": self.checkpoint.name,
+            "model_name_sanitized": sanitize_model_name(self.checkpoint.name),
+            "max_length": self.checkpoint.context_length,
+            "system_instruction": config.system,
+            "fewshot_as_multiturn": self.chat_template,
+            "chat_template": template or None,
+            "chat_template_sha": hashlib.sha256(template.encode()).hexdigest() if template else None,
+            "mars": {
+                "complete": complete,
+                "limit": config.limit,
+                "confidence": config.confidence,
+                "block_size": self.block_size,
+                "runs": [run.to_dict(self.groups, config.confidence, config.verify) for run in self.runs],
+            },
+            "meta": collect_meta(
+                config.resolved(), seed=config.seed, device=self.checkpoint.device, dtype=self.checkpoint.dtype
+            ),
+        }
+
+
+_LIMIT_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+def _warn(what: str, usage: TaskUsage) -> None:
+    if usage.answers and usage.hit_limit > MANY_CUT_OFF * usage.answers:
+        logger.warning(
+            "%s: %d of %d answers were cut off at the token limit, so the score may be too low; "
+            "a larger --max-new-tokens gives them room",
+            what,
+            usage.hit_limit,
+            usage.answers,
+        )
+    if usage.prompts_cut:
+        logger.warning(
+            "%s: %d prompts were longer than the model's context leaves room for and were cut from the left",
+            what,
+            usage.prompts_cut,
+        )

@@ -1,0 +1,55 @@
+"""Fixtures of the evaluation tests: a tiny MARS model in memory and on disk, and a folder for local tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_lm import Tasks, make_model, make_tokenizer
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def usual_eos(tokenizer) -> list[int]:
+    """Two ordinary tokens that random text soon meets are declared to end it, beside the tokenizer's own."""
+    return [tokenizer.eos_token_id, 40, 41]
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer, usual_eos) -> LlamaForCausalLM:
+    return make_model(len(tokenizer), eos=usual_eos)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory, model, tokenizer) -> Path:
+    """The tiny model as a MARS checkpoint on disk."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-mars"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    mask = tokenizer.mask_token_id
+    config |= {"mask_token_id": mask, "pard_token": mask, "mars": {"version": 1, "block_size": 4, "ar_weight": 1.0}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def tasks(tmp_path) -> Tasks:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    return Tasks(folder)
