@@ -18,8 +18,8 @@ def train(
         typer.Option(
             "--dataset",
             "-d",
-            help="A .jsonl, .json, .parquet or .csv file, or a Hub id: org/name, org/name:config, org/name:config:split. "
-            "Repeatable. Rows: messages; prompt + completion; instruction + output; question + answer.",
+            help="A .jsonl, .json, .parquet or .csv file, or a Hub id: org/name[:config[:split]]. Repeatable. "
+            "Rows: messages; prompt + completion; instruction + output; question + answer.",
             metavar="DATA",
             rich_help_panel=options.DATA,
         ),
@@ -33,7 +33,9 @@ def train(
     ] = 4,
     ar_weight: Annotated[
         float,
-        typer.Option("--ar-weight", help="Weight of the clean stream's loss; 0 leaves it out.", rich_help_panel=LEARNING),
+        typer.Option(
+            "--ar-weight", help="Weight of the clean stream's loss; 0 leaves it out.", rich_help_panel=LEARNING
+        ),
     ] = 1.0,
     epochs: Annotated[float, typer.Option("--epochs", help="Passes over the data.", rich_help_panel=LEARNING)] = 5,
     max_steps: Annotated[
@@ -57,10 +59,13 @@ def train(
     ] = 1,
     max_length: Annotated[
         int,
-        typer.Option("--max-length", help="Longest example in tokens; what is longer is cut.", rich_help_panel=LEARNING),
+        typer.Option(
+            "--max-length", help="Longest example in tokens; what is longer is cut.", rich_help_panel=LEARNING
+        ),
     ] = 512,
     save_steps: Annotated[
-        int, typer.Option("--save-steps", help="Steps between two checkpoints on the way.", rich_help_panel=options.DATA)
+        int,
+        typer.Option("--save-steps", help="Steps between two checkpoints on the way.", rich_help_panel=options.DATA),
     ] = 500,
     resume: Annotated[
         bool,
@@ -77,7 +82,9 @@ def train(
     ] = None,
     skip_bad_rows: Annotated[
         bool,
-        typer.Option("--skip-bad-rows", help="Count and leave out rows that cannot be used.", rich_help_panel=options.DATA),
+        typer.Option(
+            "--skip-bad-rows", help="Count and leave out rows that cannot be used.", rich_help_panel=options.DATA
+        ),
     ] = False,
     limit: options.Limit = None,
     chat_template: options.ChatTemplate = None,
@@ -88,7 +95,7 @@ def train(
         str,
         typer.Option(
             "--dtype",
-            help="bfloat16, float32, or auto: bfloat16 where the device does it well. Weights are float32 while training.",
+            help="bfloat16, float32, or auto: bfloat16 where the device does it well. Weights stay float32 meanwhile.",
             metavar="DTYPE",
             rich_help_panel=options.MODEL,
         ),

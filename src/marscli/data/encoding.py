@@ -1,8 +1,8 @@
 """Conversations to token ids, with the place of every response in them.
 
-Two rules. What stands before a response is what the model will be prompted with at decoding time, so the ids of a prompt
-here are the ids of that prompt there. And a response ends with the end-of-sequence token that ends it there. Places are
-positions, never looked up by token id: a padding token that equals the end-of-sequence token does no harm.
+Two rules. What stands before a response is what the model will be prompted with at decoding time, so the ids of a
+prompt here are the ids of that prompt there. And a response ends with the end-of-sequence token that ends it there.
+Places are positions, never looked up by token id: a padding token that equals the end-of-sequence token does no harm.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class Encoder:
             message = conversation.messages[index]
             if message.get("tool_calls"):
                 raise RowError(
-                    "refused by the chat template", "the chat template does not continue its own prompt with this tool call"
+                    "refused by the chat template",
+                    "the chat template does not continue its own prompt with this tool call",
                 )
             through = before + message["content"] + self.tokenizer.convert_ids_to_tokens(self.end)
         return _Text(through, [(len(before), len(through))])
@@ -171,7 +172,10 @@ class Encoder:
             ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
             starts = [start for start, _ in offsets]
             bounds = [(bisect_left(starts, start), bisect_left(starts, end)) for start, end in rendered.spans]
-            if all(a < b and (a == 0 or offsets[a - 1][1] <= s) for (a, b), (s, _) in zip(bounds, rendered.spans, strict=True)):
+            if all(
+                a < b and (a == 0 or offsets[a - 1][1] <= s)
+                for (a, b), (s, _) in zip(bounds, rendered.spans, strict=True)
+            ):
                 return ids, bounds
         # A token reaches over the start of a response, which no decoder would see: prompt and response are made apart.
         ids, bounds, done = [], [], 0

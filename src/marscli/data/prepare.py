@@ -55,8 +55,13 @@ class Prepared:
         """Raise for the bad rows found so far, unless they are to be skipped."""
         if self.bad and not self.skip_bad_rows:
             where, error = self.bad[0]
-            more = f" ({len(self.bad) - 1} more bad rows)" if len(self.bad) > 1 else ""
-            hint = "name the keys with --prompt-field and --response-field, or" if error.reason == "unknown keys" else "mend it, or"
+            others = len(self.bad) - 1
+            more = f" ({others} more bad row{'s' * (others > 1)})" if others else ""
+            hint = (
+                "name the keys with --prompt-field and --response-field, or"
+                if error.reason == "unknown keys"
+                else "mend it, or"
+            )
             raise InputError(f"{where}: {error}{more}", hint=f"{hint} leave bad rows out with --skip-bad-rows")
 
     def drop(self, where: str, error: RowError) -> None:
@@ -101,9 +106,7 @@ def read_conversations(
     for row in islice(rows(), limit):
         prepared.report.rows += 1
         try:
-            conversation = to_conversation(
-                row, prompt_field=prompt_field, response_field=response_field, system=system
-            )
+            conversation = to_conversation(row, prompt_field=prompt_field, response_field=response_field, system=system)
         except RowError as error:
             prepared.drop(row.where, error)
         else:
@@ -145,6 +148,8 @@ def encode_conversations(prepared: Prepared, encoder: Encoder, *, max_length: in
     report.response_tokens = sum(example.response_tokens for example in examples)
     if not examples:
         reasons = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items())
-        hint = f"raise --max-length above {max_length}" if report.dropped[CUT_OFF] else "look at the rows' keys and values"
+        hint = (
+            f"raise --max-length above {max_length}" if report.dropped[CUT_OFF] else "look at the rows' keys and values"
+        )
         raise InputError(f"no row is left to train on: {reasons}", hint=hint)
     return examples

@@ -77,8 +77,10 @@ def check_source(source: str) -> None:
         near = []
         if folder.is_dir():
             near = difflib.get_close_matches(path.name, [p.name for p in folder.iterdir()], n=3)
-        hint = f"is it {' or '.join(str(folder / name) for name in near)}?" if near else (
-            "give a .jsonl, .json, .parquet or .csv file, or a Hub id such as org/name:config:split"
+        hint = (
+            f"is it {' or '.join(str(folder / name) for name in near)}?"
+            if near
+            else ("give a .jsonl, .json, .parquet or .csv file, or a Hub id such as org/name:config:split")
         )
         raise InputError(f"--dataset {source}: no such file", hint=hint)
 
@@ -87,8 +89,8 @@ def read_rows(source: str) -> Iterator[Row]:
     """Read a file or a Hub data set row by row.
 
     Args:
-        source: A ``.jsonl``, ``.json``, ``.parquet`` or ``.csv`` file, or ``org/name[:config[:split]]``; without a split
-            the one called train.
+        source: A ``.jsonl``, ``.json``, ``.parquet`` or ``.csv`` file, or ``org/name[:config[:split]]``; the split is
+            ``train`` if none is named.
 
     Raises:
         InputError: The file cannot be read, or the data set cannot be loaded.
@@ -104,10 +106,12 @@ def read_rows(source: str) -> Iterator[Row]:
         except UnicodeDecodeError as error:
             raise InputError(f"--dataset {source} is not UTF-8 text ({error})", hint="convert it to UTF-8") from None
         except OSError as error:
-            raise InputError(f"--dataset {source} cannot be read: {error.strerror}", hint="check its permissions") from None
+            raise InputError(
+                f"--dataset {source} cannot be read: {error.strerror}", hint="check its permissions"
+            ) from None
         yield from _read_json(source, text) if path.suffix == ".json" else _read_lines(source, text)
     else:
-        name, config, split = (source.split(":") + ["", ""])[:3]
+        name, config, split = [*source.split(":"), "", ""][:3]
         yield from _read_table(source, name, config or None, split or "train")
 
 
@@ -133,7 +137,9 @@ def _read_json(source: str, text: str) -> Iterator[Row]:
             f"{source}:{error.lineno}: not JSON: {error.msg}", hint="a .json file holds one list of objects"
         ) from None
     if isinstance(values, dict):
-        lists = [key for key, value in values.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        lists = [
+            key for key, value in values.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
         values = values[lists[0]] if len(lists) == 1 and "messages" not in values else [values]
     if not isinstance(values, list):
         raise InputError(f"--dataset {source} holds no list of objects", hint="a .json file holds one list of objects")
@@ -150,9 +156,9 @@ def _read_table(source: str, name: str, config: str | None, split: str, **option
         cause = str(error).strip().splitlines()
         raise InputError(
             f"--dataset {source} cannot be loaded: {cause[0] if cause else type(error).__name__}",
-            hint="check the name, the configuration and the split (org/name:config:split), and that the Hub can be reached"
-            if not options
-            else "check that the file is what its name says",
+            hint="check that the file is what its name says"
+            if options
+            else "check name, configuration and split (org/name:config:split), and that the Hub can be reached",
         ) from None
     for number, value in enumerate(rows, start=1):
         yield _as_row(f"{source}, row {number}", value)
@@ -293,6 +299,11 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, (list, dict, str)) and not value:
         return f"an empty {'list' if isinstance(value, list) else 'object' if isinstance(value, dict) else 'text'}"
-    return {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}.get(
-        type(value), type(value).__name__
-    )
+    return {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }.get(type(value), type(value).__name__)

@@ -1,4 +1,4 @@
-"""Fine-tuning: `config` says what, `objective` is the loss, `trainer` and `callbacks` run it, `runner` is the whole job.
+"""Fine-tuning: `config` says what, `objective` is the loss, `trainer` and `callbacks` run it, `runner` is the job.
 
 Importing this package imports no torch.
 """
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from marscli.training.callbacks import ProgressFactory
 
 
-def train(config: TrainConfig | None = None, *, progress: ProgressFactory | None = None, **options: Any) -> dict[str, Any]:
+def train(
+    config: TrainConfig | None = None, *, progress: ProgressFactory | None = None, **options: Any
+) -> dict[str, Any]:
     """Fine-tune a model and write an ordinary checkpoint.
 
     Args:

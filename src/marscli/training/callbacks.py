@@ -1,4 +1,4 @@
-"""What happens beside the training loop: the log file, the progress bar, checkpoints made whole, stopping on a signal."""
+"""What happens beside the training loop: log file, progress bar, checkpoints made whole, stopping on a signal."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
     if not torch.isfinite(sums).all():
         raise MarsError(
             f"the weights are not finite after step {step}",
-            hint="try a lower --lr or --dtype float32; checkpoints saved before are kept, --resume goes on from the newest",
+            hint="try a lower --lr or --dtype float32; earlier checkpoints are kept, and --resume goes on from there",
         )
 
 

@@ -43,8 +43,8 @@ class TrainConfig:
         system: System message for rows that have none.
         tokenizer: Hub id or folder, if not the model's.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-        dtype: Of the computation and the saved checkpoint; weights and optimizer are float32 while training. ``auto`` is
-            bfloat16 where the device does it well.
+        dtype: Of the computation and the saved checkpoint; weights and optimizer are float32 while training. ``auto``
+            is bfloat16 where the device does it well.
         trust_remote_code: Run Python code that comes with the checkpoint.
         seed: Order of the data, and whatever else is random.
     """
@@ -103,7 +103,9 @@ class TrainConfig:
         if not 0 <= self.warmup_ratio < 1:
             raise InputError(f"--warmup-ratio {self.warmup_ratio} is outside [0, 1)", hint="0.03 is the paper's")
         if self.resume and self.force:
-            raise InputError("--resume and --force contradict each other", hint="--resume goes on, --force starts again")
+            raise InputError(
+                "--resume and --force contradict each other", hint="--resume goes on, --force starts again"
+            )
 
     def decides_course(self) -> dict[str, Any]:
         """The options that must stay as they are when a run is resumed."""

@@ -45,7 +45,13 @@ def plot_training(entries: Sequence[dict[str, Any]], path: Path, *, title: str) 
         if weight:
             axes.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
         axes.plot(
-            steps, smooth(values, weight), color=color, linewidth=2, label=label, marker="o" if len(steps) < 20 else None, markersize=4
+            steps,
+            smooth(values, weight),
+            color=color,
+            linewidth=2,
+            label=label,
+            marker="o" if len(steps) < 20 else None,
+            markersize=4,
         )
 
     if entries[0]["loss_masked"] is not None:

@@ -1,11 +1,10 @@
-"""One training run from options to checkpoint: data first, then the model, then the loop, then what it leaves behind."""
+"""One training run from options to checkpoint: the data, then the model, then the loop, then what it leaves behind."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from marscli.data.encoding import Encoded, Encoder
 from marscli.data.prepare import DataReport, encode_conversations, read_conversations
 from marscli.errors import InputError, MarsError
 from marscli.meta import collect_meta
-from marscli.output import prepared_output_dir, write_json
+from marscli.output import prepared_output_dir, write_json, write_text
 from marscli.training.callbacks import (
     RUN_FILE,
     CheckpointCallback,
@@ -33,18 +32,19 @@ from marscli.training.callbacks import (
     check_finite,
     read_log,
 )
+from marscli.training.card import model_card
 from marscli.training.config import TrainConfig
 from marscli.training.plot import plot_training
 from marscli.training.trainer import MarsTrainer, TrainingSet
 
 logger = logging.getLogger(__name__)
 
-LOG_FILE, SUMMARY_FILE, PLOT_FILE = "train_log.jsonl", "summary.json", "loss.png"
+LOG_FILE, SUMMARY_FILE, PLOT_FILE, CARD_FILE = "train_log.jsonl", "summary.json", "loss.png", "README.md"
 RESULT_FILES = (
     LOG_FILE,
     SUMMARY_FILE,
     PLOT_FILE,
-    "README.md",
+    CARD_FILE,
     "config.json",
     "generation_config.json",
     "chat_template.jinja",
@@ -82,9 +82,14 @@ def run(config: TrainConfig, *, progress: ProgressFactory | None = None) -> dict
     """
     output_dir = Path(config.output_dir)
     if Path(config.model).is_dir() and output_dir.resolve() == Path(config.model).resolve():
-        raise InputError(f"--output-dir {output_dir} is the folder of --model", hint="write the result to another folder")
+        raise InputError(
+            f"--output-dir {output_dir} is the folder of --model", hint="write the result to another folder"
+        )
     with prepared_output_dir(output_dir, RESULT_FILES, force=config.force, resume=config.resume) as folder:
         checkpoint.check_model_source(config.model)
+        checkpoint.check_tokenizer_source(
+            config.tokenizer or config.model, "--tokenizer" if config.tokenizer else "--model"
+        )
         if config.resume and (folder / SUMMARY_FILE).is_file():
             logger.info(f"{folder} holds a finished run already; nothing is left to do")
             return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
@@ -105,9 +110,7 @@ def _prepare_data(config: TrainConfig) -> tuple[list[Encoded], DataReport, Any]:
         skip_bad_rows=config.skip_bad_rows,
         limit=config.limit,
     )
-    tokenizer = checkpoint.load_tokenizer(
-        config.tokenizer or config.model, trust_remote_code=config.trust_remote_code
-    )
+    tokenizer = checkpoint.load_tokenizer(config.tokenizer or config.model, trust_remote_code=config.trust_remote_code)
     if config.chat_template and not tokenizer.chat_template:
         raise InputError(
             "--chat-template: the tokenizer has none", hint="leave the option out, or use an instruction-tuned model"
@@ -122,7 +125,7 @@ def _prepare_data(config: TrainConfig) -> tuple[list[Encoded], DataReport, Any]:
     examples = encode_conversations(prepared, encoder, max_length=config.max_length)
     report = prepared.report
     logger.info(
-        f"{report.used:,} of {report.rows:,} rows, {report.tokens:,} tokens, {report.response_tokens:,} of them in responses"
+        f"{report.used:,} of {report.rows:,} rows, {report.tokens:,} tokens, {report.response_tokens:,} in responses"
     )
     if report.dropped:
         logger.warning("rows left out: " + ", ".join(f"{count} ({reason})" for reason, count in report.dropped.items()))
@@ -202,7 +205,9 @@ def _train(
     log = LogCallback(folder / LOG_FILE, resumed.step if resumed else 0)
     stop = StopCallback()
     logger.info(
-        f"{steps:,} steps of {config.batch_size * config.grad_accum} examples on {device}, {dtype}".replace("torch.", "")
+        f"{steps:,} steps of {config.batch_size * config.grad_accum} examples on {device}, {dtype}".replace(
+            "torch.", ""
+        )
     )
     started = time.perf_counter()
     with stop.listening(), progress("training", steps) if progress else nullcontext(lambda n=1: None) as advance:
@@ -234,7 +239,10 @@ def _train(
         model.to(dtype),
         tokenizer,
         mars=checkpoint.MarsMetadata(
-            block_size=config.block_size, ar_weight=config.ar_weight, base_model=config.model, mask_token_id=mask_token_id
+            block_size=config.block_size,
+            ar_weight=config.ar_weight,
+            base_model=config.model,
+            mask_token_id=mask_token_id,
         )
         if two_streams
         else None,
@@ -257,6 +265,7 @@ def _train(
         "seconds": round(seconds, 2),
         "tokens_per_second": round(trainer.entries_seen / seconds, 1),
     }
+    write_text(folder / CARD_FILE, model_card(config, summary))
     write_json(folder / SUMMARY_FILE, summary)
     logger.info(
         f"loss {last['loss']:.3f} after {steps:,} steps, {seconds:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
@@ -328,4 +337,4 @@ def _seconds(matrix: torch.Tensor) -> float:
 
 def _title(config: TrainConfig, steps: int) -> str:
     blocks = f", block size {config.block_size}" if config.objective == "mars" else ""
-    return f"{os.path.basename(config.model.rstrip('/'))} · {config.objective}{blocks} · {steps:,} steps · lr {config.lr:g}"
+    return f"{Path(config.model).name} · {config.objective}{blocks} · {steps:,} steps · lr {config.lr:g}"

@@ -1,7 +1,7 @@
 """`transformers.Trainer` with our objective: one level deep, everything else is the library's.
 
-What differs: the loss (`objective`), its normalisation over the whole optimizer step, the order of the data, and what is
-logged. Model, data and options are the caller's business.
+What differs: the loss (`objective`), its normalisation over the whole optimizer step, the order of the data, and what
+is logged. Model, data and options are the caller's business.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from marscli.data.encoding import Encoded
 from marscli.errors import MarsError
 from marscli.training.objective import label_counts, step_logits, two_stream_loss
 
-# Examples are sorted by length within this many batches: enough that little padding is computed, few enough that a batch
-# still meets others than in the epoch before.
+# Examples are sorted by length within this many batches: enough that little padding is computed, few enough that an
+# example still meets others than in the epoch before.
 BATCHES_SORTED_TOGETHER = 50
 
 
@@ -58,7 +58,9 @@ class TrainingSet(Dataset):
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """Batches of examples of like length, in random order; a function of seed and epoch alone, so a resumed run meets it again.
+    """Batches of examples of like length, in random order.
+
+    The order is a function of seed and epoch alone, so a resumed run meets it again.
 
     Args:
         lengths: Length of each example.
@@ -145,6 +147,8 @@ class MarsTrainer(Trainer):
     ) -> tuple[list[dict[str, Any]], Tensor]:
         """Fetch the forwards of one optimizer step and count its labels by offset, over all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._window_entries == 0:
+            self._window_start = time.perf_counter()  # what was saved or loaded since the last line is no training
         counts = label_counts([_training_batch(batch) for batch in batches], self.largest_offset).to(device)
         if self.args.world_size > 1:
             counts = self.accelerator.reduce(counts, reduction="sum")
@@ -158,7 +162,7 @@ class MarsTrainer(Trainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
         """The loss of one forward; ``num_items_in_batch`` are the counts of `get_batch_samples`."""
-        assert num_items_in_batch is not None and not return_outputs, "there is no evaluation loop here"
+        assert num_items_in_batch is not None
         logits, targets, offsets = step_logits(model, _training_batch(inputs))
         terms = two_stream_loss(logits, targets, offsets, num_items_in_batch, ar_weight=self.ar_weight)
         self._sums += terms.sums
