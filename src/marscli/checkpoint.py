@@ -13,7 +13,6 @@ No code from a checkpoint is run unless asked for, and only safetensors weights 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -256,6 +255,25 @@ def load(
     )
 
 
+def load_settings(model: str | Path, *, trust_remote_code: bool = False) -> tuple[MarsMetadata | None, int]:
+    """Read what ``config.json`` says, without the weights: enough to refuse wrong input before they are loaded.
+
+    Returns:
+        The MARS settings (None: never MARS-trained) and the context length.
+
+    Raises:
+        InputError: The checkpoint or its kind of model is not usable.
+    """
+    check_model_source(model)
+    from transformers import AutoConfig
+
+    from marscli.core.model import check_decodable
+
+    config = _from_hub(AutoConfig, str(model), "config", trust_remote_code=trust_remote_code)
+    check_decodable(config, str(model))
+    return _metadata(config, str(model)), config.get_text_config().max_position_embeddings
+
+
 def load_tokenizer(tokenizer: str | Path, *, trust_remote_code: bool = False) -> Any:
     """Load a tokenizer from a Hub id or folder.
 
@@ -404,6 +422,6 @@ def save(directory: str | Path, model: Any, tokenizer: Any, *, mars: MarsMetadat
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         for path in sorted(staging.iterdir(), key=lambda path: (path.name == "config.json", path.suffix == ".json")):
-            os.replace(path, directory / path.name)
+            path.replace(directory / path.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -115,6 +115,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = 130
     except Exception as error:
         return console.show_exception(error, debug=debug)
+    finally:
+        console.restore()
     if code == 130:
         console.note("interrupted")
     return code if isinstance(code, int) else 0

@@ -62,6 +62,15 @@ def configure(*, quiet: bool = False, no_progress: bool = False, debug: bool = F
     if not shows_progress():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TQDM_DISABLE", "1")
+        if "transformers" in sys.modules:  # it reads the environment only when it is imported
+            sys.modules["transformers"].utils.logging.disable_progress_bar()
+
+
+def restore() -> None:
+    """Undo what `configure` did to logging, for programs and tests that go on after a command."""
+    logger = logging.getLogger("marscli")
+    logger.handlers, logger.propagate = [], True
+    settings.quiet = settings.no_progress = settings.debug = False
 
 
 def shows_progress() -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marscli.checkpoint import check_model_source, check_tokenizer_source
 from marscli.cli import console, options
 from marscli.core.params import exact_number
 from marscli.errors import InputError
@@ -123,23 +124,22 @@ def generate(
     rows = rows[:limit]
     for row in rows:
         row.params(cfg)
-    from marscli.checkpoint import check_model_source
-
     check_model_source(model)
+    check_tokenizer_source(tokenizer or model, "--tokenizer" if tokenizer else "--model")
     with ExitStack() as stack:
         path = None if output is None else stack.enter_context(prepared_output_file(output, force=force))
 
         from marscli.generation import api
 
-        checkpoint = api.open_checkpoint(model, cfg)
+        checkpoint, jobs = api.prepare(model, rows, cfg)
         started = time.perf_counter()
         if one and path is None and not json and stream is not False:
-            results = [_show_stream(api.TextStream(checkpoint, rows[0], cfg))]
+            results = [_show_stream(api.TextStream(checkpoint, jobs[0], cfg))]
         else:
             # A bar and lines of results would share one screen.
             unwelcome = one or (path is None and sys.stdout.isatty())
             with nullcontext() if unwelcome else console.progress("generating", len(rows)) as advance:
-                found = api.iterate(checkpoint, rows, cfg, advance)
+                found = api.iterate(checkpoint, jobs, cfg, advance)
                 if path is not None:
                     results = _save(found, path, len(rows), partial)
                 else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marscli.checkpoint import Checkpoint, load
+from marscli.checkpoint import Checkpoint, load, load_settings, load_tokenizer
 from marscli.core.decoding import Completion, Engine, Request, StepRecord
 from marscli.core.params import threshold_number
 from marscli.errors import InputError
@@ -112,7 +112,8 @@ def generate(
     """
     rows = rows_from(prompts)
     cfg = GenerateConfig(**options)
-    return list(iterate(open_checkpoint(model, cfg), rows, cfg))
+    checkpoint, jobs = prepare(model, rows, cfg)
+    return list(iterate(checkpoint, jobs, cfg))
 
 
 def stream(model: str | Path | Checkpoint, prompt: str | Messages, **options: Any) -> "TextStream":
@@ -125,11 +126,82 @@ def stream(model: str | Path | Checkpoint, prompt: str | Messages, **options: An
     if len(rows) != 1:
         raise InputError(f"a stream takes one prompt, not {len(rows)}", hint="use generate for several")
     cfg = GenerateConfig(**options)
-    return TextStream(open_checkpoint(model, cfg), rows[0], cfg)
+    checkpoint, jobs = prepare(model, rows, cfg)
+    return TextStream(checkpoint, jobs[0], cfg)
 
 
-def open_checkpoint(model: str | Path | Checkpoint, cfg: GenerateConfig) -> Checkpoint:
-    """Load the model as the options say, unless it is loaded already."""
+@dataclass(frozen=True)
+class Job:
+    """A row made ready for the engine."""
+
+    row: PromptRow
+    prompt: str
+    request: Request
+
+    def result(self, index: int, records: list[StepRecord], tokenizer: Any) -> GenerationResult:
+        """Sum up the finished request."""
+        reason = records[-1].finish_reason
+        assert reason is not None, "a finished row has a reason"
+        tokens = [token for record in records for token in record.tokens]
+        completion = Completion(tokens, reason, len(self.request.ids), records)
+        params = self.request.params
+        return GenerationResult(
+            index=index,
+            prompt=self.prompt,
+            text=str(tokenizer.decode(tokens, skip_special_tokens=True)),
+            finish_reason=completion.finish_reason,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=len(tokens),
+            forwards=completion.forwards,
+            seconds=completion.seconds,
+            threshold=threshold_number(params.threshold, params.confidence),
+            token_ids=tokens,
+            extra=self.row.extra,
+        )
+
+
+def prepare(
+    model: str | Path | Checkpoint, rows: Sequence[PromptRow], cfg: GenerateConfig
+) -> tuple[Checkpoint, list[Job]]:
+    """Check rows against model and options, then load the model, unless it is loaded already.
+
+    Raises:
+        InputError: A row does not suit the model; its weights were not loaded.
+        MarsError: The model cannot be used.
+    """
+    if isinstance(model, Checkpoint):
+        tokenizer, name, trained, context_length = model.tokenizer, model.name, model.block_size, model.context_length
+    else:
+        name = str(model)
+        settings, context_length = load_settings(name, trust_remote_code=cfg.trust_remote_code)
+        trained = None if settings is None else settings.block_size
+        tokenizer = load_tokenizer(cfg.tokenizer or name, trust_remote_code=cfg.trust_remote_code)
+    block_size = 1 if trained is None else cfg.block_size or trained
+    jobs = []
+    for row in rows:
+        params = row.params(cfg, block_size)
+        if params.threshold is not None and trained is None:
+            raise row.error(
+                f"--threshold {params.threshold:g}: {name} was never MARS-trained",
+                hint="train it with `mars train` first, or use --threshold exact",
+            )
+        ids, prompt = encode(
+            tokenizer, row, context_length=context_length, chat_template=cfg.chat_template, system=cfg.system
+        )
+        jobs.append(Job(row, prompt, Request(ids, params)))
+    if trained is None:
+        logger.warning("%s was never MARS-trained: it decodes one token per forward", name)
+    elif block_size > trained:
+        logger.warning(
+            "--block-size %d is more than %s was trained with (%d): tokens past that are guesses",
+            block_size,
+            name,
+            trained,
+        )
+    return _open(model, cfg), jobs
+
+
+def _open(model: str | Path | Checkpoint, cfg: GenerateConfig) -> Checkpoint:
     if isinstance(model, Checkpoint):
         return model
     return load(
@@ -148,9 +220,9 @@ class TextStream(Iterator[str]):
         result: The whole result, once the iterator is exhausted.
     """
 
-    def __init__(self, checkpoint: Checkpoint, row: PromptRow, cfg: GenerateConfig) -> None:
+    def __init__(self, checkpoint: Checkpoint, job: Job, cfg: GenerateConfig) -> None:
         self.result: GenerationResult | None = None
-        (self._job,) = _jobs(checkpoint, [row], cfg)
+        self._job = job
         self._engine = _engine(checkpoint, cfg)
         self._tokenizer = checkpoint.tokenizer
         self._chunks = self._run()
@@ -176,7 +248,7 @@ class TextStream(Iterator[str]):
 
 def iterate(
     checkpoint: Checkpoint,
-    rows: Sequence[PromptRow],
+    jobs: Sequence[Job],
     cfg: GenerateConfig,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[GenerationResult]:
@@ -186,9 +258,8 @@ def iterate(
         progress: Called with 1 whenever a prompt is done, in whatever order they end.
 
     Yields:
-        Results in the order of the rows, each as soon as it and all before it are done.
+        Results in the order of the jobs, each as soon as it and all before it are done.
     """
-    jobs = _jobs(checkpoint, rows, cfg)
     engine = _engine(checkpoint, cfg)
     job_of = {engine.add(job.request): number for number, job in enumerate(jobs)}
     records: list[list[StepRecord]] = [[] for _ in jobs]
@@ -208,35 +279,6 @@ def iterate(
             upcoming += 1
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A row made ready for the engine."""
-
-    row: PromptRow
-    prompt: str
-    request: Request
-
-    def result(self, index: int, records: list[StepRecord], tokenizer: Any) -> GenerationResult:
-        reason = records[-1].finish_reason
-        assert reason is not None, "a finished row has a reason"
-        tokens = [token for record in records for token in record.tokens]
-        completion = Completion(tokens, reason, len(self.request.ids), records)
-        params = self.request.params
-        return GenerationResult(
-            index=index,
-            prompt=self.prompt,
-            text=str(tokenizer.decode(tokens, skip_special_tokens=True)),
-            finish_reason=completion.finish_reason,
-            prompt_tokens=completion.prompt_tokens,
-            completion_tokens=len(tokens),
-            forwards=completion.forwards,
-            seconds=completion.seconds,
-            threshold=threshold_number(params.threshold, params.confidence),
-            token_ids=tokens,
-            extra=self.row.extra,
-        )
-
-
 def _engine(checkpoint: Checkpoint, cfg: GenerateConfig) -> Engine:
     return Engine(
         checkpoint.model,
@@ -246,40 +288,3 @@ def _engine(checkpoint: Checkpoint, cfg: GenerateConfig) -> Engine:
         max_rows=cfg.batch_size,
         cache=cfg.cache,  # type: ignore[arg-type]  # checked by GenerateConfig
     )
-
-
-def _jobs(checkpoint: Checkpoint, rows: Sequence[PromptRow], cfg: GenerateConfig) -> list[_Job]:
-    block_size = _block_size(checkpoint, cfg)
-    jobs = []
-    for row in rows:
-        ids, prompt = encode(
-            checkpoint.tokenizer,
-            row,
-            context_length=checkpoint.context_length,
-            chat_template=cfg.chat_template,
-            system=cfg.system,
-        )
-        params = row.params(cfg, block_size)
-        if params.threshold is not None and checkpoint.block_size is None:
-            raise row.error(
-                f"--threshold {params.threshold:g}: {checkpoint.name} was never MARS-trained",
-                hint="train it with `mars train` first, or use --threshold exact",
-            )
-        jobs.append(_Job(row, prompt, Request(ids, params)))
-    return jobs
-
-
-def _block_size(checkpoint: Checkpoint, cfg: GenerateConfig) -> int:
-    """Take B from the option or else the checkpoint; warn where the result may surprise."""
-    trained = checkpoint.block_size
-    if trained is None:
-        logger.warning("%s was never MARS-trained: it decodes one token per forward", checkpoint.name)
-        return 1
-    if cfg.block_size is not None and cfg.block_size > trained:
-        logger.warning(
-            "--block-size %d is more than the %d that %s was trained with: later tokens will hardly ever be confident",
-            cfg.block_size,
-            trained,
-            checkpoint.name,
-        )
-    return trained if cfg.block_size is None else cfg.block_size

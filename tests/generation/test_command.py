@@ -1,0 +1,240 @@
+"""``mars generate`` from end to end on a tiny model: what goes to stdout, stderr and files, and what is refused."""
+
+import inspect
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import marscli
+from marscli.cli import generate as command
+from marscli.cli.app import run
+from marscli.generation.config import GenerateConfig
+
+KEYS = {
+    "index",
+    "prompt",
+    "text",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "forwards",
+    "tokens_per_forward",
+    "seconds",
+    "tokens_per_second",
+    "threshold",
+    "verified",
+}
+
+
+@pytest.fixture
+def rows_file(tmp_path):
+    def write(*rows):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def expected(mars_model):
+    """The text of the Python API, for comparison."""
+    return marscli.generate(str(mars_model), "Why?", max_new_tokens=9)[0]
+
+
+def mars(capsys, *arguments):
+    code = run(["generate", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("streaming", [[], ["--stream"], ["--no-stream"]])
+def test_one_prompt(streaming, mars_model, expected, capsys):
+    code, out, err = mars(capsys, "-m", mars_model, "Why?", "-n", 9, *streaming)
+    assert code == 0
+    assert out == expected.text + "\n"
+    (footer,) = err.splitlines()
+    for part in (f"{expected.prompt_tokens} prompt tokens", "9 tokens", "9 forwards", "1.00 tokens/forward", "τ exact"):
+        assert part in footer
+    assert footer.endswith(expected.finish_reason)
+
+
+def test_quiet_json_on_stdout_is_nothing_but_the_result(mars_model, expected, capsys):
+    code, out, err = mars(capsys, "-m", mars_model, "Why?", "-n", 9, "--json", "--quiet")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert set(result) == KEYS
+    assert (result["text"], result["prompt"], result["completion_tokens"]) == (expected.text, "Why?", 9)
+
+
+def test_prompt_from_stdin(mars_model, expected, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Why?\n"))
+    assert mars(capsys, "-m", mars_model, "-", "-n", 9)[1] == expected.text + "\n"
+
+
+def test_a_file_of_prompts(mars_model, rows_file, tmp_path, capsys):
+    rows = [{"prompt": f"Question {i}", "id": i, "max_new_tokens": 9 - 2 * i} for i in range(4)]
+    code, out, err = mars(capsys, "-m", mars_model, "--input", rows_file(*rows), "-b", 3)
+    assert code == 0
+    printed = [json.loads(line) for line in out.splitlines()]
+    assert [(r["index"], r["id"], r["prompt"]) for r in printed] == [(i, i, f"Question {i}") for i in range(4)]
+    assert [r["completion_tokens"] for r in printed] == [9, 7, 5, 3]
+    assert "4 prompts" in err
+    target = tmp_path / "new" / "out.jsonl"
+    code, out, err = mars(capsys, "-m", mars_model, "--input", rows_file(*rows), "--output", target, "-L", 2)
+    assert (code, out) == (0, "")
+    saved = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [r["text"] for r in saved] == [r["text"] for r in printed[:2]]
+    assert all(r["partial"] for r in saved)
+    assert "partial: only the first 2 rows" in err
+    assert list(target.parent.iterdir()) == [target]
+    code, _, err = mars(capsys, "-m", mars_model, "Why?", "--output", target)
+    assert code == 2
+    assert "the file exists already" in err
+    assert mars(capsys, "-m", mars_model, "Why?", "-n", 2, "--output", target, "--force")[0] == 0
+    assert json.loads(target.read_text())["prompt"] == "Why?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "no/such/folder/x", "Hi"], "no/such/folder/x"),
+        (["Hi", "--threshold", "1.5"], "--threshold 1.5"),
+        (["Hi", "--block-size", "0"], "--block-size 0"),
+        (["Hi", "--verify"], "--verify"),
+        (["Hi", "-n", "0"], "--max-new-tokens 0"),
+        (["Hi", "-L", "3"], "--limit 3"),
+        (["Hi", "--input", "x.jsonl"], "there is a prompt, and --input too"),
+        ([], "there is no prompt"),
+        (["--input", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["Hi", "--json", "--stream"], "--stream"),
+        (["Hi", "--device", "quantum"], "quantum"),
+        (["Hi", "--output", "/dev/null/x/y.jsonl"], "cannot write there"),
+        (["", "--no-chat-template"], "the prompt is empty"),
+        (["word " * 100], "too many for the model's context of 64"),
+        (["Hi", "--cache", "block"], "--cache: 'block' is not one of"),
+    ],
+)
+def test_wrong_input_is_refused_with_a_hint(arguments, message, mars_model, capsys):
+    model = [] if "-m" in arguments else ["-m", mars_model]
+    code, out, err = mars(capsys, *model, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err.splitlines()[0]
+    assert err.splitlines()[-1].startswith("hint: ")
+    assert "Traceback" not in err
+
+
+def test_refused_input_leaves_no_folder(mars_model, rows_file, tmp_path, capsys):
+    target = tmp_path / "new" / "deeper" / "out.jsonl"
+    path = rows_file({"prompt": "fine"}, {"prompt": "word " * 100})
+    code, _, err = mars(capsys, "-m", mars_model, "--input", path, "--output", target)
+    assert code == 2
+    assert "rows.jsonl, line 2: the prompt has" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_threshold_needs_a_mars_model(plain_model, rows_file, capsys):
+    code, _, err = mars(capsys, "-m", plain_model, "Hi", "--threshold", 0.9)
+    assert code == 2
+    assert "never MARS-trained" in err
+    assert "mars train" in err
+    code, _, err = mars(capsys, "-m", plain_model, "--input", rows_file({"prompt": "a", "threshold": 0.5}))
+    assert code == 2
+    assert "line 1: --threshold 0.5" in err
+    code, _, err = mars(capsys, "-m", plain_model, "Hi", "-n", 3)
+    assert code == 0
+    assert err.count("warning: ") == 1
+
+
+def test_every_option_reaches_its_setting(monkeypatch, capsys):
+    seen = {}
+
+    def record(**settings):
+        seen.update(settings)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(command, "GenerateConfig", record)
+    values = {
+        "tokenizer": "tok",
+        "device": "cpu",
+        "dtype": "float16",
+        "trust_remote_code": True,
+        "threshold": "0.7",
+        "confidence": "margin",
+        "verify": True,
+        "block_size": 3,
+        "cache": "none",
+        "max_new_tokens": 17,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 11,
+        "batch_size": 6,
+        "chat_template": False,
+        "system": "Be brief.",
+    }
+    arguments = []
+    for name, value in values.items():
+        option = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(option if value else option.replace("--", "--no-", 1))
+        else:
+            arguments += [option, str(value)]
+    with pytest.raises(SystemExit):
+        run(["generate", "-m", "x", "Hi", *arguments])
+    assert seen == values
+
+
+def test_names_and_defaults_are_those_of_the_python_interface():
+    parameters = inspect.signature(command.generate).parameters
+    for name, field in GenerateConfig.__dataclass_fields__.items():
+        assert parameters[name].default == field.default, name
+
+
+def test_ctrl_c_saves_what_is_done(mars_model, rows_file, tmp_path):
+    """A real interrupt of a real process, as soon as it has results."""
+    target = tmp_path / "out.jsonl"
+    code = (
+        "import sys, marscli.generation.api as api\n"
+        "step = api.Engine.step\n"
+        "def slow(self):\n"
+        "    import time; time.sleep(0.05); print('step', flush=True); return step(self)\n"
+        "api.Engine.step = slow\n"
+        "from marscli.cli.app import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    path = rows_file(*({"prompt": f"Question {i}"} for i in range(200)))
+    arguments = ["generate", "-m", str(mars_model), "--input", path, "--output", str(target), "-n", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(8):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.endswith("interrupted\n")
+    saved = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["index"] for row in saved] == list(range(len(saved)))
+    assert 2 <= len(saved) < 200
+    assert all(row["partial"] for row in saved)
+
+
+def test_the_real_process_streams_and_exits_cleanly(mars_model, expected):
+    started = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-m", "marscli", "generate", "-m", str(mars_model), "Why?", "-n", "9"],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0
+    assert result.stdout == expected.text + "\n"
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert time.monotonic() - started < 120
