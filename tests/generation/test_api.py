@@ -17,7 +17,7 @@ def checkpoint(mars_model):
 
 @pytest.mark.parametrize("options", [{}, {"threshold": 0.1}, {"temperature": 1.0, "seed": 5}, {"chat_template": False}])
 def test_alone_in_a_batch_and_streamed_are_the_same(checkpoint, options):
-    options = {"max_new_tokens": 20, **options}
+    options = {"max_new_tokens": 14, **options}
     batched = marscli.generate(checkpoint, PROMPTS, batch_size=3, **options)
     assert [result.index for result in batched] == [0, 1, 2, 3]
     for prompt, result in zip(PROMPTS, batched, strict=True):

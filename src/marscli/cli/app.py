@@ -108,17 +108,18 @@ def run(argv: Sequence[str] | None = None) -> int:
             console.echo(help_text)
             return 0
         code = root.main(args=arguments, prog_name="mars", standalone_mode=False)
+        if code == 130:  # the parser's way to pass on Ctrl-C
+            raise KeyboardInterrupt
     except _click_exceptions.UsageError as error:
         console.show_error(*_explain(error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        console.note("interrupted")
+        return 130
     except Exception as error:
         return console.show_exception(error, debug=debug)
     finally:
         console.restore()
-    if code == 130:
-        console.note("interrupted")
     return code if isinstance(code, int) else 0
 
 
