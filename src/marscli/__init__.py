@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marscli.benchmarking import bench
     from marscli.checkpoint import load
+    from marscli.evaluation import evaluate
     from marscli.generation.api import generate, stream
+    from marscli.training import train
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "bench": "marscli.benchmarking",
+    "evaluate": "marscli.evaluation",
     "load": "marscli.checkpoint",
     "generate": "marscli.generation.api",
     "stream": "marscli.generation.api",
+    "train": "marscli.training",
 }
 
-__all__ = ["__version__", "bench", "generate", "load", "stream"]
+__all__ = ["__version__", "bench", "evaluate", "generate", "load", "stream", "train"]
 
 
 def __getattr__(name: str) -> Any:

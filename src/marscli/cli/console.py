@@ -123,10 +123,10 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[..
     """Show a bar on stderr while the block runs; where bars are unwelcome the yielded function does nothing.
 
     Yields:
-        ``advance(n=1)``: call it when n more items are done.
+        ``advance(n=1, status="")``: call it when n more items are done; a status stays until the next one.
     """
     if not shows_progress():
-        yield lambda n=1: None
+        yield lambda n=1, status="": None
         return
     from rich.console import Console
     from rich.progress import (
@@ -144,12 +144,17 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[..
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
     )
     # Redirection would swallow the result that a command streams to stdout meanwhile.
     bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
     with bar:
-        task = bar.add_task(description, total=total)
-        yield lambda n=1: bar.advance(task, n)
+        task = bar.add_task(description, total=total, status="")
+
+        def advance(n: int = 1, status: str = "") -> None:
+            bar.update(task, advance=n, **({"status": status} if status else {}))
+
+        yield advance
 
 
 def _stderr(message: str, style: str, *, label: str = "", label_style: str = "") -> None:

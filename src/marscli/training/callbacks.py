@@ -23,7 +23,7 @@ RUN_FILE = "mars_run.json"
 
 
 class ProgressFactory(Protocol):
-    """Makes a progress bar: ``with factory("training", total=steps) as advance: advance(1)``."""
+    """Makes a progress bar: ``with factory("training", total=steps) as advance: advance(1, status="loss 0.7")``."""
 
     def __call__(self, description: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:
         """Open the bar."""
@@ -42,6 +42,11 @@ class LogCallback(TrainerCallback):
         kept = [entry for entry in read_log(path) if entry["step"] <= start_step] if start_step else []
         path.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Have the last step logged, whatever its number."""
+        if state.global_step >= state.max_steps or control.should_training_stop:
+            control.should_log = True
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
     ) -> None:
@@ -52,7 +57,7 @@ class LogCallback(TrainerCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Moves a progress bar, a step at a time."""
+    """Moves a progress bar, a step at a time, and keeps the latest figures beside it."""
 
     def __init__(self, advance: Callable[..., None]) -> None:
         self.advance = advance
@@ -66,6 +71,15 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count one step."""
         self.advance(1)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Show the figures of a log line."""
+        status = f"loss {logs['loss']:.3f}"
+        if logs["loss_masked"] is not None:
+            status += f" (masked {logs['loss_masked']:.3f}, clean {logs['loss_clean']:.3f})"
+        self.advance(0, status=f"{status}, {logs['tokens_per_second']:,.0f} tokens/s")
 
 
 class CheckpointCallback(TrainerCallback):

@@ -120,6 +120,11 @@ def _prepare_data(config: TrainConfig) -> tuple[list[Encoded], DataReport, Any]:
         checkpoint.eos_token_ids(config.model, tokenizer),
         chat_template=config.chat_template is not False,
     )
+    if config.system is not None and not encoder.uses_template:
+        raise InputError(
+            "--system: without a chat template there is no place for a system message",
+            hint="leave it out, or write it at the beginning of the prompts",
+        )
     if not encoder.uses_template:
         logger.info("no chat template is used: prompt and answer are joined as they are")
     examples = encode_conversations(prepared, encoder, max_length=config.max_length)
@@ -210,7 +215,8 @@ def _train(
         )
     )
     started = time.perf_counter()
-    with stop.listening(), progress("training", steps) if progress else nullcontext(lambda n=1: None) as advance:
+    bar = progress("training", steps) if progress else nullcontext(lambda n=1, status="": None)
+    with stop.listening(), bar as advance:
         trainer = MarsTrainer(
             model=model,
             args=arguments,
@@ -284,7 +290,7 @@ def _training_arguments(
         gradient_accumulation_steps=config.grad_accum,
         learning_rate=config.lr,
         lr_scheduler_type="cosine",
-        warmup_steps=math.ceil(config.warmup_ratio * steps),
+        warmup_steps=int(config.warmup_ratio * steps),
         logging_steps=max(1, steps // LOG_LINES),
         logging_first_step=True,
         logging_nan_inf_filter=False,
