@@ -24,7 +24,7 @@ from lm_eval.api.task import Task
 from lm_eval.utils import sanitize_model_name, set_torch_seed
 
 from marscli import checkpoint as checkpoints
-from marscli.errors import MarsError
+from marscli.errors import InputError
 from marscli.evaluation import report
 from marscli.evaluation.config import EvalConfig, threshold_label
 from marscli.evaluation.lm import Answer, MarsLM, Progress, Usage
@@ -60,6 +60,12 @@ def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[st
     # lm-eval and its metrics print to stdout now and then, which is kept for the result.
     with output as folder, redirect_stdout(sys.stderr), _quiet_lm_eval():
         checkpoints.check_model_source(config.model)
+        if config.tokenizer is None:
+            checkpoints.check_tokenizer_source(config.model)
+        else:
+            checkpoints.check_tokenizer_source(config.tokenizer, "--tokenizer")
+        checkpoints.resolve_device(config.device)
+        checkpoints.resolve_dtype(config.dtype)
         tasks, groups = load_tasks(
             config.tasks,
             include_path=config.include_path,
@@ -129,7 +135,7 @@ class _Evaluation:
             dtype=config.dtype,
             trust_remote_code=config.trust_remote_code,
         )
-        self.block_size = config.block_size or self.checkpoint.block_size or 1
+        self.block_size = self._block_size()
         self.chat_template = self._uses_chat_template()
         self.lm = MarsLM(
             self.checkpoint.model,
@@ -144,10 +150,23 @@ class _Evaluation:
             progress=progress,
         )
 
+    def _block_size(self) -> int:
+        """B of the option or else the checkpoint; refuses a τ where the model cannot use one."""
+        if self.checkpoint.is_mars:
+            return self.config.block_size or self.checkpoint.block_size or 1
+        inexact = [threshold_label(threshold) for threshold in self.config.threshold if threshold is not None]
+        if inexact:
+            raise InputError(
+                f"--threshold {inexact[0]}: {self.checkpoint.name} was never MARS-trained",
+                hint="train it with `mars train` first, or use --threshold exact",
+            )
+        logger.warning("%s was never MARS-trained: it decodes one token per forward", self.checkpoint.name)
+        return 1
+
     def _uses_chat_template(self) -> bool:
         has_one = self.checkpoint.tokenizer.chat_template is not None
         if self.config.chat_template and not has_one:
-            raise MarsError(
+            raise InputError(
                 f"--chat-template: the tokenizer of {self.checkpoint.name} has none",
                 hint="leave the option out, or take an instruction-tuned model",
             )
