@@ -13,7 +13,7 @@ from marscli.cli import app, console
 from marscli.cli.app import run
 from marscli.errors import InputError, MarsError
 
-HEAVY = ("torch", "transformers", "datasets", "lm_eval", "matplotlib", "pydantic", "rich")
+HEAVY = ("torch", "transformers", "datasets", "lm_eval", "matplotlib")
 COMMANDS = ("train", "generate", "bench", "eval")
 
 
@@ -141,6 +141,15 @@ def test_a_reader_that_goes_away_is_no_traceback():
     )
     assert result.returncode == 1
     assert result.stderr == ""
+
+
+def test_a_terminal_without_unicode_is_no_traceback():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    result = subprocess.run(
+        [sys.executable, "-m", "marscli", "generate", "--help"], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0
+    assert "\\u03c4" in result.stdout
 
 
 def test_module_and_script_are_the_same_command():

@@ -7,6 +7,7 @@ Exit codes: 0 done · 2 wrong usage or input, found before a model is loaded · 
 """
 
 import difflib
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -86,6 +87,9 @@ def _mars(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show τ must not end a run
     sys.exit(run(argv))
 
 

@@ -56,6 +56,7 @@ def configure(*, quiet: bool = False, no_progress: bool = False, debug: bool = F
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     if not debug:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         for category in (UserWarning, FutureWarning, DeprecationWarning):
             warnings.simplefilter("ignore", category)
