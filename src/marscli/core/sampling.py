@@ -71,7 +71,7 @@ def warp(logits: Tensor, settings: SamplingSettings) -> Tensor:
     probabilities = ranked.masked_fill(cut, -torch.inf).softmax(-1)
     mass_before = probabilities.cumsum(-1) - probabilities
     top_p = settings.top_p[:, None, None]
-    cut |= (top_p < 1) & (mass_before >= top_p)
+    cut = cut | ((top_p < 1) & (mass_before >= top_p))
     return torch.empty_like(scores).scatter_(-1, order, ranked.masked_fill(cut, -torch.inf))
 
 
