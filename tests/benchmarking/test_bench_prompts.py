@@ -1,7 +1,6 @@
 """Prompts from files; numbers in answers."""
 
 import pytest
-from tiny_chat import make_tokenizer, write_rows
 
 from marscli.benchmarking.prompts import (
     BUILT_IN,
@@ -12,6 +11,7 @@ from marscli.benchmarking.prompts import (
     reference_number,
 )
 from marscli.errors import InputError
+from tiny_chat import make_tokenizer, write_rows
 
 
 def test_built_in_prompts_fill_the_default_limit():

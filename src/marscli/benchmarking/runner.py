@@ -20,7 +20,7 @@ from marscli.benchmarking import report
 from marscli.benchmarking.config import BenchConfig
 from marscli.benchmarking.memory import peak_megabytes, start_watching
 from marscli.benchmarking.methods import METHODS, Decoder, Method
-from marscli.benchmarking.prompts import checks, encode_prompts, load_prompts
+from marscli.benchmarking.prompts import Prompt, checks, encode_prompts, load_prompts
 from marscli.benchmarking.results import Cell, Pass, table_rows
 from marscli.checkpoint import Checkpoint
 from marscli.errors import InputError, MarsError
@@ -62,7 +62,7 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
 
     Raises:
         InputError: Wrong input, found before the model is loaded.
-        MarsError: A prompt does not fit the model, or no method could run.
+        MarsError: The weights cannot be read, or no method could run.
         BenchInterrupted: Ctrl-C after the first measured pass.
     """
     prompts, available = load_prompts(config.dataset, config.limit)
@@ -72,13 +72,13 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
             f"--batch-sizes: {config.batch_sizes[-1]} rows need as many prompts, and {limited}",
             hint=f"give more prompts (--limit, --dataset), or batch sizes up to {len(prompts)}",
         )
-    checkpoints.check_model_source(config.model)
     output = (
         prepared_output_dir(config.output_dir, report.FILES, force=config.force)
         if config.output_dir
         else nullcontext(None)
     )
     with output as folder:
+        ids = _encoded(config, prompts)
         checkpoint = checkpoints.load(
             config.model,
             tokenizer=config.tokenizer,
@@ -87,15 +87,6 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
             trust_remote_code=config.trust_remote_code,
         )
         torch.manual_seed(config.seed)
-        ids = encode_prompts(
-            prompts,
-            checkpoint.tokenizer,
-            context_length=checkpoint.context_length,
-            chat_template=config.chat_template,
-            system=config.system,
-            prompt_tokens=config.prompt_tokens,
-        )
-        _check_lengths(ids, config.max_new_tokens, checkpoint.context_length)
         cells = plan(config, checkpoint)
         correct = None if config.prompt_tokens else checks(prompts, checkpoint.tokenizer)
 
@@ -219,14 +210,28 @@ def _watched(decode: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: 
     return one
 
 
-def _check_lengths(prompts: Sequence[Sequence[int]], max_new_tokens: int, context: int) -> None:
-    for number, ids in enumerate(prompts, start=1):
-        if len(ids) + max_new_tokens > context:
-            raise MarsError(
-                f"prompt {number}: {len(ids)} tokens and --max-new-tokens {max_new_tokens} exceed the context of "
-                f"{context} by {len(ids) + max_new_tokens - context}",
-                hint="lower --max-new-tokens or --prompt-tokens, or leave this prompt out",
-            )
+def _encoded(config: BenchConfig, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """The prompts' token ids, before the weights are loaded; what does not fit the model is refused."""
+    _, context = checkpoints.load_settings(config.model, trust_remote_code=config.trust_remote_code)
+    tokenizer = checkpoints.load_tokenizer(config.tokenizer or config.model, trust_remote_code=config.trust_remote_code)
+    encoded = encode_prompts(
+        prompts,
+        tokenizer,
+        context_length=context,
+        chat_template=config.chat_template,
+        system=config.system,
+        prompt_tokens=config.prompt_tokens,
+    )
+    longest = max(map(len, encoded))
+    excess = longest + config.max_new_tokens - context
+    if excess > 0:
+        where = prompts[[len(ids) for ids in encoded].index(longest)].row.where or "--max-new-tokens"
+        raise InputError(
+            f"{where}: a prompt of {longest} tokens and {config.max_new_tokens} new ones exceed the model's context of "
+            f"{context} by {excess}",
+            hint="lower --max-new-tokens or --prompt-tokens, or leave this prompt out",
+        )
+    return encoded
 
 
 def _save(result: BenchResult, folder: Path | None) -> None:
