@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import marscli
 from marscli.core.decoding import Engine, Request, decode
 from marscli.core.params import DecodingParams
 from marscli.errors import InputError, MarsError
-from marscli.training import callbacks
+from marscli.training import callbacks, runner
 from marscli.training.callbacks import read_log
 from tiny_chat import make_model, make_tokenizer, save_model, sums, write_rows
 
@@ -186,6 +187,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(base, data, tmp_path):
     assert "--lr" in caught.value.hint
     assert caught.value.exit_code == 1
     assert not (tmp_path / "x" / "config.json").exists()
+
+
+def test_a_full_disk_is_told_as_such(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(MarsError) as caught, runner._disk_errors(tmp_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert f"the disk of {tmp_path} is full" in caught.value.message
+    assert "--resume" in caught.value.hint
+    assert not (tmp_path / "checkpoint-3").exists(), "half-written"
 
 
 def test_force_leaves_nothing_of_the_earlier_run(base, data, tmp_path):

@@ -55,7 +55,8 @@ class Encoder:
 
     Args:
         tokenizer: A transformers tokenizer.
-        eos_token_ids: Every id that ends a response when decoding; the first is appended where a template writes none.
+        eos_token_ids: Every id that ends a response when decoding, at least one. The tokenizer's own, else the first,
+            is appended where a template writes none.
         chat_template: Use the tokenizer's chat template, where it has one. Without it prompt and answer are joined as
             they are.
     """
@@ -64,7 +65,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         own = tokenizer.eos_token_id
-        self.end = own if own is not None else eos_token_ids[0]
+        self.end = own if own in self.eos_token_ids else eos_token_ids[0]
         self.uses_template = chat_template and bool(tokenizer.chat_template)
 
     def encode(self, conversation: Conversation) -> list[Encoded]:
@@ -144,9 +145,9 @@ class Encoder:
         ids, bounds = self._token_bounds(rendered)
         turns = []
         for number, (start, end) in enumerate(bounds):
-            ends = [i for i in range(end - 1, start - 1, -1) if ids[i] in self.eos_token_ids]
-            if ends:
-                end = ends[0] + 1
+            last = next((i for i in range(end - 1, start - 1, -1) if ids[i] in self.eos_token_ids), None)
+            if last is not None:
+                end = last + 1
             else:
                 while end - 1 > start and not self.tokenizer.decode([ids[end - 1]]).strip():
                     end -= 1

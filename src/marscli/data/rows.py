@@ -158,7 +158,7 @@ def _read_table(source: str, name: str, config: str | None, split: str, **option
             f"--dataset {source} cannot be loaded: {cause[0] if cause else type(error).__name__}",
             hint="check that the file is what its name says"
             if options
-            else "check name, configuration and split (org/name:config:split), and that the Hub can be reached",
+            else "no such file is here either; for a Hub id check name, configuration, split and the network",
         ) from None
     for number, value in enumerate(rows, start=1):
         yield _as_row(f"{source}, row {number}", value)

@@ -7,8 +7,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,17 @@ RESULT_FILES = (
     "checkpoint-*",
 )
 CHECKPOINT_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", RUN_FILE)
+DISK_FULL = ("No space left", "quota exceeded", "inline_container")  # the last is torch.save's
 LOG_LINES = 200  # roughly, of a long run: enough for a smooth picture, too few to cost anything
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What there is to train on."""
+
+    examples: list[Encoded]
+    report: DataReport
+    tokenizer: Any
 
 
 @dataclass(frozen=True)
@@ -93,15 +103,16 @@ def run(config: TrainConfig, *, progress: ProgressFactory | None = None) -> dict
         if config.resume and (folder / SUMMARY_FILE).is_file():
             logger.info(f"{folder} holds a finished run already; nothing is left to do")
             return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-        examples, report, tokenizer = _prepare_data(config)
-        course = {**config.decides_course(), "examples": len(examples)}
+        data = _prepare_data(config)
+        course = {**config.decides_course(), "examples": len(data.examples)}
         resumed = _find_checkpoint(folder, course) if config.resume else None
         if config.force:
             _remove_results(folder)
-        return _train(config, folder, examples, report, tokenizer, course, resumed, progress)
+        with _disk_errors(folder):
+            return _train(config, folder, data, course, resumed, progress)
 
 
-def _prepare_data(config: TrainConfig) -> tuple[list[Encoded], DataReport, Any]:
+def _prepare_data(config: TrainConfig) -> _Data:
     prepared = read_conversations(
         config.dataset,
         prompt_field=config.prompt_field,
@@ -115,11 +126,13 @@ def _prepare_data(config: TrainConfig) -> tuple[list[Encoded], DataReport, Any]:
         raise InputError(
             "--chat-template: the tokenizer has none", hint="leave the option out, or use an instruction-tuned model"
         )
-    encoder = Encoder(
-        tokenizer,
-        checkpoint.eos_token_ids(config.model, tokenizer),
-        chat_template=config.chat_template is not False,
-    )
+    ends = checkpoint.eos_token_ids(config.model, tokenizer)
+    if not ends:
+        raise InputError(
+            f"--model {config.model} has no end-of-sequence token, so no answer would ever end",
+            hint="set eos_token in its tokenizer, or eos_token_id in its generation_config.json",
+        )
+    encoder = Encoder(tokenizer, ends, chat_template=config.chat_template is not False)
     if config.system is not None and not encoder.uses_template:
         raise InputError(
             "--system: without a chat template there is no place for a system message",
@@ -135,8 +148,8 @@ def _prepare_data(config: TrainConfig) -> tuple[list[Encoded], DataReport, Any]:
     if report.dropped:
         logger.warning("rows left out: " + ", ".join(f"{count} ({reason})" for reason, count in report.dropped.items()))
     if report.truncated:
-        logger.warning(f"{report.truncated} responses are cut at --max-length {config.max_length}")
-    return examples, report, tokenizer
+        logger.warning(f"{_count(report.truncated, 'response')} cut at --max-length {config.max_length}")
+    return _Data(examples, report, tokenizer)
 
 
 def _find_checkpoint(folder: Path, course: dict[str, Any]) -> _Resumed | None:
@@ -164,6 +177,26 @@ def _find_checkpoint(folder: Path, course: dict[str, Any]) -> _Resumed | None:
     return newest
 
 
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Say in one way that the disk is full: every library that writes has an exception of its own for it."""
+    try:
+        yield
+    except (MarsError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        text = str(error)
+        if not any(sign in text for sign in DISK_FULL):
+            raise
+        for path in folder.glob("checkpoint-*"):
+            if not (path / RUN_FILE).exists():
+                shutil.rmtree(path)
+        raise MarsError(
+            f"the disk of {folder} is full: {text.splitlines()[0]}",
+            hint="make room, then give the same command with --resume; checkpoints that were complete still are",
+        ) from error
+
+
 def _remove_results(folder: Path) -> None:
     for path in {match for pattern in RESULT_FILES for match in folder.glob(pattern)}:
         if path.is_dir():
@@ -175,9 +208,7 @@ def _remove_results(folder: Path) -> None:
 def _train(
     config: TrainConfig,
     folder: Path,
-    examples: Sequence[Encoded],
-    report: DataReport,
-    tokenizer: Any,
+    data: _Data,
     course: dict[str, Any],
     resumed: _Resumed | None,
     progress: ProgressFactory | None,
@@ -193,42 +224,39 @@ def _train(
         trust_remote_code=config.trust_remote_code,
     )
     model = loaded.model.train()
-    two_streams = config.objective == "mars"
-    mask_token_id = None
-    if two_streams:
+    block_size = mask_token_id = None
+    if config.objective == "mars":
+        block_size = config.block_size
         mask_token, mask_token_id = checkpoint.choose_mask_token(
-            tokenizer, model.get_input_embeddings().weight.shape[0]
+            data.tokenizer, model.get_input_embeddings().weight.shape[0]
         )
         logger.info(f"mask token: {mask_token} (id {mask_token_id})")
-    train_set = TrainingSet(
-        examples, block_size=config.block_size if two_streams else None, mask_token_id=mask_token_id
-    )
-    steps_per_epoch = math.ceil(math.ceil(len(examples) / config.batch_size) / config.grad_accum)
+    steps_per_epoch = math.ceil(math.ceil(len(data.examples) / config.batch_size) / config.grad_accum)
     steps = config.max_steps or math.ceil(config.epochs * steps_per_epoch)
-    arguments = _training_arguments(config, folder, device, dtype, steps)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else loaded.eos_token_ids[0]
+    pad = data.tokenizer.pad_token_id
     log = LogCallback(folder / LOG_FILE, resumed.step if resumed else 0)
     stop = StopCallback()
     logger.info(
-        f"{steps:,} steps of {config.batch_size * config.grad_accum} examples on {device}, {dtype}".replace(
-            "torch.", ""
-        )
+        f"{_count(steps, 'step')} of {_count(config.batch_size * config.grad_accum, 'example')} on {device}, "
+        + str(dtype).removeprefix("torch.")
     )
     started = time.perf_counter()
     bar = progress("training", steps) if progress else nullcontext(lambda n=1, status="": None)
     with stop.listening(), bar as advance:
         trainer = MarsTrainer(
             model=model,
-            args=arguments,
-            train_set=train_set,
-            pad_token_id=pad,
-            ar_weight=config.ar_weight if two_streams else 1.0,
-            callbacks=[CheckpointCallback(tokenizer, course), stop, log, ProgressCallback(advance)],
+            args=_training_arguments(config, folder, device, dtype, steps),
+            train_set=TrainingSet(data.examples, block_size=block_size, mask_token_id=mask_token_id),
+            pad_token_id=pad if pad is not None else loaded.eos_token_ids[0],
+            ar_weight=config.ar_weight if config.objective == "mars" else 1.0,
+            callbacks=[CheckpointCallback(data.tokenizer, course), stop, log, ProgressCallback(advance)],
         )
         trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is for results
         try:
             trainer.train(resume_from_checkpoint=str(resumed.folder) if resumed else None)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+                raise
             raise MarsError(
                 f"out of memory on {device}: {str(error).splitlines()[0]}",
                 hint=f"use a smaller --batch-size than {config.batch_size} with a larger --grad-accum, or a smaller "
@@ -240,43 +268,29 @@ def _train(
         logger.warning(f"stopped at step {done} of {steps}; give the same command with --resume to go on")
         raise KeyboardInterrupt
     check_finite(model, done)
-    checkpoint.save(
-        folder,
-        model.to(dtype),
-        tokenizer,
-        mars=checkpoint.MarsMetadata(
-            block_size=config.block_size,
-            ar_weight=config.ar_weight,
-            base_model=config.model,
-            mask_token_id=mask_token_id,
-        )
-        if two_streams
-        else None,
-    )
-    entries = read_log(folder / LOG_FILE)
-    plot_training(entries, folder / PLOT_FILE, title=_title(config, steps))
-    last = entries[-1]
+    mars = None
+    if mask_token_id is not None:
+        mars = checkpoint.MarsMetadata(config.block_size, config.ar_weight, config.model, mask_token_id)
+    checkpoint.save(folder, model.to(dtype), data.tokenizer, mars=mars)
+    log_lines = read_log(folder / LOG_FILE)
+    plot_training(log_lines, folder / PLOT_FILE, title=_title(config, steps))
+    last = log_lines[-1]
     summary = {
         "meta": collect_meta(config, seed=config.seed, device=device, dtype=dtype, partial=config.limit is not None),
         "objective": config.objective,
         "steps": steps,
         "epochs": round(trainer.state.epoch or 0.0, 4),
         "resumed_from_step": resumed.step if resumed else None,
-        "rows": report.to_json(),
-        "loss": last["loss"],
-        "loss_masked": last["loss_masked"],
-        "loss_clean": last["loss_clean"],
-        "accuracy": last["accuracy"],
+        "rows": data.report.to_json(),
+        **{key: last[key] for key in ("loss", "loss_masked", "loss_clean", "accuracy")},
         "tokens": trainer.entries_seen,
         "seconds": round(seconds, 2),
         "tokens_per_second": round(trainer.entries_seen / seconds, 1),
     }
     write_text(folder / CARD_FILE, model_card(config, summary))
     write_json(folder / SUMMARY_FILE, summary)
-    logger.info(
-        f"loss {last['loss']:.3f} after {steps:,} steps, {seconds:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
-        f"saved to {folder}"
-    )
+    speed = f"{summary['tokens_per_second']:,.0f} tokens/s"
+    logger.info(f"loss {last['loss']:.3f} after {_count(steps, 'step')}, {seconds:,.0f} s, {speed}; saved to {folder}")
     return summary
 
 
@@ -341,6 +355,10 @@ def _seconds(matrix: torch.Tensor) -> float:
     return time.perf_counter() - started
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _title(config: TrainConfig, steps: int) -> str:
     blocks = f", block size {config.block_size}" if config.objective == "mars" else ""
-    return f"{Path(config.model).name} · {config.objective}{blocks} · {steps:,} steps · lr {config.lr:g}"
+    return f"{Path(config.model).name} · {config.objective}{blocks} · {_count(steps, 'step')} · lr {config.lr:g}"
