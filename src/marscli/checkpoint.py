@@ -288,11 +288,13 @@ def load_tokenizer(tokenizer: str | Path, *, trust_remote_code: bool = False) ->
 
 def _from_hub(auto_class: Any, name: str, what: str, **options: Any) -> Any:
     """``from_pretrained`` with errors that say what to do."""
+    from safetensors import SafetensorError
+
     try:
         return auto_class.from_pretrained(name, **options)
     except MarsError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
             raise InputError(
