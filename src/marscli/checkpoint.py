@@ -377,7 +377,8 @@ def choose_mask_token(tokenizer: Any, embedding_rows: int) -> tuple[str, int]:
     if NEW_MASK_TOKEN in vocabulary or max(vocabulary.values()) + 1 < embedding_rows:
         tokenizer.add_special_tokens({"mask_token": NEW_MASK_TOKEN})
         return NEW_MASK_TOKEN, tokenizer.mask_token_id
-    in_use = set(tokenizer.all_special_ids)
+    roles = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id")
+    in_use = {getattr(tokenizer, role, None) for role in roles}
     for pattern in RESERVED_TOKENS:
         matches = [(index, token) for token, index in vocabulary.items() if re.fullmatch(pattern, token)]
         free = [(index, token) for index, token in sorted(matches) if index not in in_use and index < embedding_rows]
