@@ -96,7 +96,6 @@ def _metric_rows(
     title = " " * depth + ("- " if depth else "") + str(metrics.get("alias", name)).strip(" -")
     version: Any = document["versions"].get(name, "")
     shots: Any = document["n-shot"].get(name, "")
-    cells: list[Any] = list(speed)
     for key, value in (_scores(metrics) or {"": ""}).items():  # a group without a score of its own is a heading
         metric, _, filter_name = key.partition(",")
         error = metrics.get(f"{metric}_stderr,{filter_name}")
@@ -110,9 +109,9 @@ def _metric_rows(
             f"{value:.4f}" if isinstance(value, float) else value,
             "" if error is None else "±",
             f"{error:.4f}" if isinstance(error, float) else error or "",
-            *cells,
+            *speed,
         ]
-        title, version, cells = "", "", ["", ""]
+        title, version = "", ""
 
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,16 +166,25 @@ def pareto(document: Document, path: Path) -> bool:
             axes.annotate(text, (x, y), xytext=(7, 7), textcoords="offset points", fontsize=9, color=color)
     limit = document["mars"]["limit"]
     partial = "" if limit is None else f"\npartial: the first {limit} problems of each task"
-    axes.set_title(f"Score against speed: {document['model_name']}{partial}", fontsize=11)
+    axes.set_title(f"Score against speed: {Path(document['model_name']).name}{partial}", fontsize=11)
     axes.set_xlabel("tokens per forward pass")
     axes.set_ylabel("score (%), bars: one standard error")
     axes.margins(x=0.14, y=0.15)
+    _widen(axes)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=9, frameon=False)
     with atomic_write(path, "wb") as handle:
         figure.savefig(handle, format="png")
     return True
+
+
+def _widen(axes: Any) -> None:
+    """Show at least 4 points of score and half a token, so that noise does not look like a cliff."""
+    for least, limits, set_limits in ((4.0, axes.get_ylim(), axes.set_ylim), (0.5, axes.get_xlim(), axes.set_xlim)):
+        low, high = limits
+        missing = max(0.0, least - (high - low)) / 2
+        set_limits(low - missing, high + missing)
 
 
 def _lines(document: Document) -> dict[str, list[tuple[float, float, float, str]]]:

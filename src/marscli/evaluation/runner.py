@@ -74,9 +74,7 @@ def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[st
         )
         for task in tasks.values():
             _apply_options(task, config)
-        evaluation = _Evaluation(config, tasks, groups, folder, progress)
-        evaluation.run()
-        return evaluation.document(complete=True)
+        return _Evaluation(config, tasks, groups, folder, progress).run()
 
 
 @contextmanager
@@ -104,6 +102,13 @@ def _apply_options(task: Task, config: EvalConfig) -> None:
         )
     elif config.num_fewshot is not None or own is None:
         task.set_config(key="num_fewshot", value=config.num_fewshot or 0)
+    wanted = task.get_config("num_fewshot")
+    available = len(list(task.fewshot_docs())) if wanted else 0
+    if available < wanted:
+        raise InputError(
+            f"{task.task_name} has {available} worked examples to choose from, not {wanted}",
+            hint=f"use --num-fewshot {available} or less",
+        )
     if config.max_new_tokens is not None and task.OUTPUT_TYPE == "generate_until":
         settings = dict(task.get_config("generation_kwargs") or {})
         for alias in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
@@ -134,6 +139,9 @@ class _Evaluation:
             device=config.device,
             dtype=config.dtype,
             trust_remote_code=config.trust_remote_code,
+        )
+        self.meta = collect_meta(
+            config.resolved(), seed=config.seed, device=self.checkpoint.device, dtype=self.checkpoint.dtype
         )
         self.block_size = self._block_size()
         self.chat_template = self._uses_chat_template()
@@ -172,8 +180,8 @@ class _Evaluation:
             )
         return has_one if self.config.chat_template is None else self.config.chat_template
 
-    def run(self) -> None:
-        """Run every task at every τ, and save after each."""
+    def run(self) -> dict[str, Any]:
+        """Run every task at every τ, save after each, and return the result document."""
         try:
             for name, task in self.tasks.items():
                 self._announce(name, task)
@@ -189,7 +197,7 @@ class _Evaluation:
             if done and self.folder is not None:
                 logger.info("%d of %d tasks had ended; they are in %s", done, len(self.tasks), self.folder / FILES[0])
             raise
-        self._save(complete=True)
+        return self._save(complete=True)
 
     def _announce(self, name: str, task: Task) -> None:
         """Say what is to come, with the one rule for the token limit: the option, else the task's own, else 256."""
@@ -253,20 +261,16 @@ class _Evaluation:
         path = self.folder / f"samples_{name.replace('/', '_')}_{threshold_label(run.threshold)}.jsonl"
         write_jsonl(path, rows)
 
-    def _save(self, *, complete: bool) -> None:
-        if self.folder is None:
-            return
-        document = self.document(complete=complete)
-        write_json(self.folder / "results.json", document)
-        if complete and len(self.runs) > 1 and not report.pareto(document, self.folder / "pareto.png"):
-            logger.info("no pareto.png: no task generates text, so none has a speed")
+    def _save(self, *, complete: bool) -> dict[str, Any]:
+        document = self._document(complete=complete)
+        if self.folder is not None:
+            write_json(self.folder / "results.json", document)
+            if complete and len(self.runs) > 1 and not report.pareto(document, self.folder / "pareto.png"):
+                logger.info("no pareto.png: no task generates text, so none has a speed")
+        return document
 
-    def document(self, *, complete: bool) -> dict[str, Any]:
-        """The result document of the tasks that are done.
-
-        Args:
-            complete: Whether these are all.
-        """
+    def _document(self, *, complete: bool) -> dict[str, Any]:
+        """The result document of the tasks that are done; ``complete`` says that these are all."""
         config = self.config
         lm_eval_keys = self.runs[0].combined(self.groups)
         template = self.lm.chat_template(True) if self.chat_template else ""
@@ -300,9 +304,7 @@ class _Evaluation:
                 "block_size": self.block_size,
                 "runs": [run.to_dict(self.groups, config.confidence, config.verify) for run in self.runs],
             },
-            "meta": collect_meta(
-                config.resolved(), seed=config.seed, device=self.checkpoint.device, dtype=self.checkpoint.dtype
-            ),
+            "meta": self.meta,
         }
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,18 @@ def load_tasks(
 
 def list_tasks(include_path: Sequence[Path] = ()) -> list[tuple[str, str]]:
     """Every name that ``--tasks`` takes, with what it is: ``task``, ``group`` or ``tag``."""
-    index = TaskManager(include_path=list(include_path)).task_index
+    index = _manager(tuple(include_path)).task_index
     return [(name, "task" if _is_leaf(index[name]) else index[name].kind.name.lower()) for name in sorted(index)]
+
+
+def _manager(include_path: tuple[Path, ...]) -> TaskManager:
+    """lm-eval's own tasks, which are read once a process, and the user's, which may change meanwhile."""
+    return TaskManager(include_path=list(include_path)) if include_path else _own_tasks()
+
+
+@cache
+def _own_tasks() -> TaskManager:
+    return TaskManager()
 
 
 def _index(names: Sequence[str], include_path: Sequence[Path]) -> tuple[TaskManager, list[str]]:
@@ -70,7 +82,7 @@ def _index(names: Sequence[str], include_path: Sequence[Path]) -> tuple[TaskMana
         manager = TaskManager(include_path=list(include_path), include_defaults=False)
         if all(_is_self_contained(manager.task_index, name) for name in names):
             return manager, list(names)
-    manager = TaskManager(include_path=list(include_path))
+    manager = _manager(tuple(include_path))
     found: list[str] = []
     for name in names:
         if name in manager.task_index:
@@ -164,6 +176,19 @@ def _unknown(name: str, known: Sequence[str]) -> InputError:
     return InputError(f"--tasks: there is no task, group or tag {name!r}", hint=hint)
 
 
+def _cache_for(folder: Path) -> str:
+    """A cache of its own for the present content of a local data set.
+
+    `datasets` tells local folders apart by their last name alone: without this it would go on using another folder's
+    data, or an old version of the file.
+    """
+    digest = hashlib.sha256(str(folder).encode())
+    for path in sorted(folder.rglob("*")):
+        status = path.stat()
+        digest.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "marscli" / digest.hexdigest()[:16])
+
+
 @contextmanager
 def _local_datasets(root: Path | None) -> Iterator[None]:
     """Let `datasets.load_dataset` look into a folder first, and explain what it cannot find.
@@ -177,7 +202,7 @@ def _local_datasets(root: Path | None) -> Iterator[None]:
         local = None if root is None else root / path
         if local is not None and local.is_dir():
             try:
-                return original(str(local), name, *args, **kwargs)
+                return original(str(local), name, *args, **{"cache_dir": _cache_for(local), **kwargs})
             except (ValueError, OSError) as error:
                 raise InputError(
                     f"--data-root: {local} cannot be read as data set {path}{f', {name}' if name else ''}: "
