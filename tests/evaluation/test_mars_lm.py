@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from contextlib import contextmanager
 
 import pytest
 from lm_eval.api.instance import Instance
@@ -199,3 +200,22 @@ def test_stop_strings_look_at_every_new_token(tokenizer):
     assert stops.length(tokens, len(tokens)) == first
     assert stops.length(tokens[: first - 1], first - 1) is None
     assert StopStrings([], tokenizer.decode).length(tokens, len(tokens)) is None
+
+
+def test_progress_counts_every_request(model, tokenizer):
+    seen: list[tuple[str, int]] = []
+    count = iter(range(1000))
+
+    @contextmanager
+    def progress(description, total):
+        seen.append((description, total))
+        yield lambda: next(count)
+
+    lm = MarsLM(
+        model, tokenizer, mask_token_id=None, eos_token_ids=[], context_length=4096, batch_size=2, progress=progress
+    )
+    lm.generate_until(requests(5, {"until": [], "max_gen_toks": 3}))
+    pairs = [Instance("loglikelihood", {}, ("red", choice), 0, ("colours", 0, 1)) for choice in (" a", " b", " blue")]
+    lm.loglikelihood(pairs)
+    assert seen == [("task τ=exact", 5), ("colours", 3)]
+    assert next(count) == 8

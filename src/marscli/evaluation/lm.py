@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any
@@ -105,6 +105,20 @@ class StopStrings:
         return any(stop in text for stop in self.stops)
 
 
+class _ProgressHook:
+    """Stands where lm-eval puts its cache of results, and counts them."""
+
+    def __init__(self, advance: Callable[[], object]) -> None:
+        self.advance = advance
+
+    def add_partial(self, *_result: Any) -> None:
+        self.advance()
+
+
+def _task(requests: Sequence[Instance]) -> str:
+    return str(requests[0].task_name) if requests else ""
+
+
 class MarsLM(HFLM):
     """A model as lm-eval sees it: likelihoods from HFLM, generation from the engine.
 
@@ -167,11 +181,32 @@ class MarsLM(HFLM):
         # Longest first, as in HFLM: if memory does not suffice, that shows at once.
         order = Collator(items, sort_fn=lambda item: (-len(item[3]), item[0]), group_by="gen_kwargs")
         texts: list[str] = []
-        name = f"{requests[0].task_name} τ={'exact' if self.threshold is None else self.threshold}" if requests else ""
-        with self.progress(name, len(requests)) as advance:
+        tau = "exact" if self.threshold is None else f"{self.threshold:g}"
+        with self.progress(f"{_task(requests)} τ={tau}", len(requests)) as advance:
             for group in order.get_batched(n=0):
                 texts += self._answer_group(group, advance)
         return order.get_original(texts)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """HFLM's, with `progress` for its bars."""
+        with self._counted(requests):
+            return super().loglikelihood(requests, disable_tqdm=True)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """HFLM's, with `progress` for its bars."""
+        with self._counted(requests):
+            return super().loglikelihood_rolling(requests, disable_tqdm=True)
+
+    @contextmanager
+    def _counted(self, requests: Sequence[Instance]) -> Iterator[None]:
+        """Show how far HFLM is: it reports each result to lm-eval's hook for caches."""
+        usual: Any = self.cache_hook  # type: ignore[has-type]
+        with self.progress(_task(requests), len(requests)) as advance:
+            self.cache_hook = _ProgressHook(advance)
+            try:
+                yield
+            finally:
+                self.cache_hook = usual
 
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, override_bs: Any = None

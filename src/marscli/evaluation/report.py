@@ -94,7 +94,7 @@ def _metric_rows(
 ) -> Iterator[list[Any]]:
     metrics = run["results"][name]
     title = " " * depth + ("- " if depth else "") + str(metrics.get("alias", name)).strip(" -")
-    version: Any = document["versions"].get(name, "")
+    version = str(document["versions"].get(name, ""))
     shots: Any = document["n-shot"].get(name, "")
     for key, value in (_scores(metrics) or {"": ""}).items():  # a group without a score of its own is a heading
         metric, _, filter_name = key.partition(",")
