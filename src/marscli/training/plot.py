@@ -11,14 +11,11 @@ from marscli.output import atomic_write
 MASKED, CLEAN, INK = "#d1495b", "#00798c", "#2b2d42"
 
 
-def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential moving average, corrected for its start."""
-    out, average, mass = [], 0.0, 0.0
-    for value in values:
-        average = weight * average + (1 - weight) * value
-        mass = weight * mass + 1 - weight
-        out.append(average / mass)
-    return out
+def smooth(values: Sequence[float], reach: int) -> list[float]:
+    """Mean over up to ``reach`` neighbours on either side; a steep beginning is not flattened by what follows it."""
+    return [
+        sum(near) / len(near) for i in range(len(values)) if (near := values[max(i - reach, 0) : i + min(reach, i) + 1])
+    ]
 
 
 def plot_training(entries: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
@@ -36,17 +33,17 @@ def plot_training(entries: Sequence[dict[str, Any]], path: Path, *, title: str) 
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     steps = [entry["step"] for entry in entries]
-    weight = 0.0 if len(steps) < 20 else 0.8 if len(steps) < 100 else 0.9
+    reach = 0 if len(steps) < 20 else max(1, len(steps) // 25)
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     losses, accuracies = figure.subplots(1, 2)
 
     def draw(axes: Any, values: list[float], label: str, color: Any) -> None:
-        if weight:
+        if reach:
             axes.plot(steps, values, color=color, alpha=0.2, linewidth=0.8)
         axes.plot(
             steps,
-            smooth(values, weight),
+            smooth(values, reach),
             color=color,
             linewidth=2,
             label=label,
