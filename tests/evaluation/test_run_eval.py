@@ -282,11 +282,13 @@ def test_what_is_missing_is_named(arguments, capsys):
 def test_existing_results_are_kept_unless_forced(arguments, tasks, tmp_path, capsys):
     command = [*arguments, "--tasks", tasks.colours(), "--threshold", "exact,0.9"]
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "results.json").write_text("old")
+    for file in ("results.json", "pareto.png", "samples_sums_exact.jsonl"):
+        (tmp_path / "out" / file).write_text("old")
     assert "--force" in refused(command, capsys)
     assert (tmp_path / "out" / "results.json").read_text() == "old"
     assert run([*command, "--force"]) == 0
     assert json.loads((tmp_path / "out" / "results.json").read_text())["results"]["colours"]["acc,none"] >= 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.json"]
     assert "no pareto.png" in capsys.readouterr().err
 
 

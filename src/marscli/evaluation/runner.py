@@ -182,6 +182,9 @@ class _Evaluation:
 
     def run(self) -> dict[str, Any]:
         """Run every task at every τ, save after each, and return the result document."""
+        if self.folder is not None:  # with --force: what an earlier run left would pass for this one's
+            for path in [path for pattern in FILES for path in self.folder.glob(pattern)]:
+                path.unlink()
         try:
             for name, task in self.tasks.items():
                 self._announce(name, task)
