@@ -38,8 +38,7 @@ def write(meta: dict[str, Any], rows: Sequence[dict[str, Any]], labels: Sequence
     """Write all result files; the numbers first, so that a failing picture cannot cost them."""
     from marscli.benchmarking import figures
 
-    write_json(folder / "results.json", {"meta": meta, "rows": rows})
-    write_text(folder / "results.csv", to_csv(rows))
+    write_numbers(meta, rows, folder)
     pictures = {
         "pareto.png": figures.pareto(rows, headline(meta)),
         "speedup.png": figures.speedup(rows, labels, headline(meta)),
@@ -52,6 +51,12 @@ def write(meta: dict[str, Any], rows: Sequence[dict[str, Any]], labels: Sequence
             handle.write(picture)
     shown = [name for name, picture in pictures.items() if picture is not None]
     write_text(folder / "report.md", markdown(meta, rows, labels, shown))
+
+
+def write_numbers(meta: dict[str, Any], rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write ``results.json`` and ``results.csv``."""
+    write_json(folder / "results.json", {"meta": meta, "rows": rows})
+    write_text(folder / "results.csv", to_csv(rows))
 
 
 def headline(meta: dict[str, Any]) -> str:

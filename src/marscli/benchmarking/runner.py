@@ -7,6 +7,8 @@ through them backwards. A machine that gets slower or faster meanwhile thus does
 from __future__ import annotations
 
 import gc
+import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ from marscli.checkpoint import Checkpoint
 from marscli.errors import InputError, MarsError
 from marscli.meta import collect_meta
 from marscli.output import prepared_output_dir
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[], None]
 """Called after each pass, warm-ups included; there are `BenchConfig.passes` of them."""
@@ -87,26 +91,31 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
             trust_remote_code=config.trust_remote_code,
         )
         torch.manual_seed(config.seed)
+        facts = {"load_before": _check_load(checkpoint.device), **_workload(config, ids, available)}
         cells = plan(config, checkpoint)
+        _require_a_runnable(cells)
         correct = None if config.prompt_tokens else checks(prompts, checkpoint.tokenizer)
 
-        def result(**facts: Any) -> BenchResult:
+        def result(*, interrupted: bool) -> BenchResult:
             meta = collect_meta(
                 config.resolved(),
                 seed=config.seed,
                 device=checkpoint.device,
                 dtype=checkpoint.dtype,
                 model=checkpoint.name,
-                baselines={"hf": "transformers generate, greedy, KV cache, sdpa", "ar": "marscli, one token a forward"},
-                data=str(config.dataset) if config.dataset else "built-in prompts",
-                prompts={"used": len(ids), "available": available, "partial": len(ids) < available},
-                prompt_tokens=sum(map(len, ids)),
+                interrupted=interrupted,
                 **facts,
             )
             return BenchResult(meta, table_rows(cells, correct), [cell.setting.label for cell in cells])
 
+        def keep_numbers() -> None:
+            # A run that is killed leaves the repeats that it had finished.
+            if folder is not None:
+                partial = result(interrupted=True)
+                report.write_numbers(partial.meta, partial.rows, folder)
+
         try:
-            measure(cells, checkpoint, ids, config.max_new_tokens, config.repeats, progress)
+            measure(cells, checkpoint, ids, config.max_new_tokens, config.repeats, progress, after_repeat=keep_numbers)
         except BaseException as error:
             # Hours of measuring are worth keeping whatever ended them.
             if any(cell.passes for cell in cells):
@@ -118,13 +127,27 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
                 if isinstance(error, KeyboardInterrupt):
                     raise BenchInterrupted(partial) from error
             raise
-        if all(cell.skipped for cell in cells):
-            raise MarsError(
-                f"no method could run: {cells[0].skipped}", hint="choose other --methods; hf and ar run on every model"
-            )
+        _require_a_runnable(cells)
         done = result(interrupted=False)
         _save(done, folder)
         return done
+
+
+def _workload(config: BenchConfig, prompts: Sequence[Sequence[int]], available: int) -> dict[str, Any]:
+    """What was decoded, and what the speed-ups refer to."""
+    return {
+        "baselines": {"hf": "transformers generate, greedy, KV cache, sdpa", "ar": "marscli, one token a forward"},
+        "data": str(config.dataset) if config.dataset else "built-in prompts",
+        "prompts": {"used": len(prompts), "available": available, "partial": len(prompts) < available},
+        "prompt_tokens": sum(map(len, prompts)),
+    }
+
+
+def _require_a_runnable(cells: Sequence[Cell]) -> None:
+    if all(cell.skipped for cell in cells):
+        raise MarsError(
+            f"no method could run: {cells[0].skipped}", hint="choose other --methods; hf and ar run on every model"
+        )
 
 
 def plan(config: BenchConfig, checkpoint: Checkpoint) -> list[Cell]:
@@ -146,6 +169,7 @@ def measure(
     repeats: int,
     progress: Progress | None = None,
     methods: dict[str, Method] = METHODS,
+    after_repeat: Callable[[], None] = lambda: None,
 ) -> None:
     """Warm up each cell, then add `repeats` passes to each, interleaved.
 
@@ -154,7 +178,7 @@ def measure(
     gc.collect()
     gc.freeze()  # what lives already need not be searched for garbage in or between the passes
     try:
-        _measure(cells, checkpoint, prompts, max_new_tokens, repeats, progress or (lambda: None), methods)
+        _measure(cells, checkpoint, prompts, max_new_tokens, repeats, progress or (lambda: None), methods, after_repeat)
     finally:
         gc.unfreeze()
 
@@ -167,6 +191,7 @@ def _measure(
     repeats: int,
     progress: Progress,
     methods: dict[str, Method],
+    after_repeat: Callable[[], None],
 ) -> None:
     device = torch.device(checkpoint.device)
     decoders: dict[int, Decoder] = {}
@@ -191,6 +216,8 @@ def _measure(
                     torch.cuda.empty_cache()
             finally:
                 progress()
+        if repeat >= 0:
+            after_repeat()
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
@@ -232,6 +259,20 @@ def _encoded(config: BenchConfig, prompts: Sequence[Prompt]) -> list[list[int]]:
             hint="lower --max-new-tokens or --prompt-tokens, or leave this prompt out",
         )
     return encoded
+
+
+def _check_load(device: torch.device) -> float | None:
+    """Warn where other programs want the same cores.
+
+    Returns:
+        Processes that wanted a core in the last minute; None where the system does not tell.
+    """
+    if not hasattr(os, "getloadavg"):
+        return None
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if device.type == "cpu" and load > 0.5 * cores:
+        logger.warning("the machine is busy (load %.1f on %d cores): times will be noisy", load, cores)
+    return load
 
 
 def _save(result: BenchResult, folder: Path | None) -> None:

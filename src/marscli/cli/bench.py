@@ -149,11 +149,18 @@ def bench(
 
 def _print_table(result: "BenchResult") -> None:
     import sys
+    from io import StringIO
 
     from rich.console import Console
 
     from marscli.benchmarking.report import table
 
+    shown = table(result.meta, result.rows, result.labels)
+    if sys.stdout.isatty():
+        Console(file=sys.stdout).print(shown)
+        return
     # A pipe has no width of its own, and a table folded to 80 columns is hard to read in a log.
-    width = None if sys.stdout.isatty() else 120
-    Console(file=sys.stdout, width=width).print(table(result.meta, result.rows, result.labels))
+    text = Console(file=StringIO(), width=120)
+    with text.capture() as capture:
+        text.print(shown)
+    console.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
