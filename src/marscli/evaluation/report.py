@@ -159,7 +159,17 @@ def pareto(document: Document, path: Path) -> bool:
         color = f"C{index % 10}"
         xs, ys, errors, labels = zip(*points, strict=True)
         axes.errorbar(
-            xs, ys, yerr=errors, color=color, marker="o", ms=6, lw=1.6, ecolor="0.7", capsize=2.5, label=title
+            xs,
+            ys,
+            yerr=errors,
+            color=color,
+            marker="o",
+            ms=6,
+            lw=1.6,
+            ecolor="0.7",
+            elinewidth=1,
+            capsize=2.5,
+            label=title,
         )
         for x, y, label in zip(xs, ys, labels, strict=True):
             text = label if label == "exact" else f"τ = {label}"
