@@ -6,17 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_lm import Tasks, make_model, make_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

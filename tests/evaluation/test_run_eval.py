@@ -153,8 +153,7 @@ def write_gsm8k(root: Path) -> None:
         (folder / "main" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_gsm8k_from_a_data_root(model_dir, tmp_path, monkeypatch):
-    offline(monkeypatch)
+def test_gsm8k_from_a_data_root(model_dir, tmp_path):
     write_gsm8k(tmp_path / "hub")
     document = marscli.evaluate(
         model_dir, "gsm8k_cot_zeroshot,gsm8k", tmp_path / "out", data_root=tmp_path / "hub", max_new_tokens=5,
@@ -179,12 +178,6 @@ def test_more_examples_than_there_are(arguments, tasks, capsys):
     assert "colours has 6 worked examples to choose from, not 7" in said
 
 
-def offline(monkeypatch) -> None:
-    """As HF_HUB_OFFLINE=1 would have it, had it been set before the libraries were imported."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-
-
 def refused(arguments, capsys, *, code: int = 2) -> str:
     """Run, expect the exit code, and return what stderr says."""
     assert run(arguments) == code
@@ -194,8 +187,7 @@ def refused(arguments, capsys, *, code: int = 2) -> str:
     return shown.err
 
 
-def test_data_sets_out_of_reach(arguments, tasks, tmp_path, capsys, monkeypatch):
-    offline(monkeypatch)
+def test_data_sets_out_of_reach(arguments, tasks, tmp_path, capsys):
     tasks.add(
         "far", dataset_path="org/far-away", output_type="generate_until", test_split="test", doc_to_text="{{q}}",
         doc_to_target="{{a}}",
