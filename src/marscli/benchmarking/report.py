@@ -64,7 +64,7 @@ def headline(meta: dict[str, Any]) -> str:
     prompts = meta["prompts"]
     count = f"{prompts['used']} of {prompts['available']}" if prompts["partial"] else f"{prompts['used']}"
     device = meta["device"] if meta["device"] == "cpu" else f"{meta['device']} ({meta['device_name']})"
-    threads = f", {meta['threads']} threads" if meta["device"] == "cpu" else ""
+    threads = f", {meta['threads']} thread{'s' * (meta['threads'] > 1)}" if meta["device"] == "cpu" else ""
     return (
         f"{meta['model']} · {meta['dtype']} on {device}{threads} · {count} prompts, up to "
         f"{meta['options']['max_new_tokens']} new tokens"
