@@ -69,6 +69,41 @@ def test_exact_equals_transformers_generate(batch, max_new_tokens):
         assert completion.forwards == len(completion.tokens)
 
 
+@given(batches(), st.integers(0, 5), st.integers(1, 3), st.integers(1, 16))
+@settings(max_examples=80)
+def test_verified_exact_equals_transformers_generate(batch, draft_tokens, rows, max_new_tokens):
+    """Several tokens from a forward, and every one of them AR decoding's, at any width and whatever the drafts."""
+    model, prompts, eos = batch
+    params = DecodingParams(max_new_tokens=max_new_tokens, verify=True, draft_tokens=draft_tokens)
+    completions = outputs(engine_for(model, eos, max_rows=rows), prompts, params)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert_same(model, prompt, completion.tokens, transformers_greedy(model, prompt, max_new_tokens, eos))
+        assert_invariants(completion, max_new_tokens, draft_tokens + 1, eos)
+
+
+@given(batches(), st.one_of(st.none(), THRESHOLDS), st.integers(0, 4), st.sampled_from([0.0, 0.8]), st.integers(0, 99))
+@settings(max_examples=40)
+def test_verified_in_a_batch_equals_verified_alone_and_uncached(batch, threshold, draft_tokens, temperature, seed):
+    model, prompts, eos = batch
+    params = DecodingParams(
+        max_new_tokens=11,
+        threshold=threshold,
+        verify=True,
+        draft_tokens=draft_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    together = outputs(engine_for(model, eos, max_rows=3), prompts, params)
+    for prompt, completion in zip(prompts, together, strict=True):
+        for cache in ("row", "none"):
+            alone = outputs(engine_for(model, eos, cache=cache, max_rows=1), [prompt], params)[0]
+            assert_same(model, prompt, completion.tokens, alone.tokens)
+        if threshold is None:  # sampled too: the noise is a function of seed, position and token
+            one_token = DecodingParams(max_new_tokens=11, temperature=temperature, seed=seed)
+            plain = outputs(engine_for(model, eos, max_rows=1), [prompt], one_token)[0]
+            assert_same(model, prompt, completion.tokens, plain.tokens)
+
+
 @given(batches(), THRESHOLDS, st.integers(1, 5), st.data())
 @settings(max_examples=60)
 def test_threshold_in_a_batch_equals_the_paper_alone(batch, threshold, block_size, data):
@@ -90,7 +125,7 @@ def assert_invariants(completion, limit, block_size, eos):
     assert 1 <= len(completion.tokens) <= limit
     assert MASK not in completion.tokens
     assert not set(completion.tokens[:-1]) & set(eos)
-    assert all(1 <= len(record.tokens) <= block_size for record in completion.records)
+    assert all(1 <= len(record.tokens) == len(record.offsets) <= block_size for record in completion.records)
     ended = completion.tokens[-1] in eos
     assert completion.finish_reason == ("stop" if ended else "length")
     assert ended or len(completion.tokens) == limit
@@ -177,6 +212,8 @@ def test_set_params_changes_a_running_request_and_only_that():
         for record in engine.step():
             kept[record.request_id].append(len(record.tokens))
     assert kept == {ids[0]: [1, 1, 4, 4, 1, 1], ids[1]: [1] * 6}
+    with pytest.raises(ValueError, match="12 tokens"):
+        engine.set_params(ids[0], max_new_tokens=12)
     with pytest.raises(InputError):
         engine.set_params(ids[0], threshold=1.5)
 

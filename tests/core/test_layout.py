@@ -67,8 +67,8 @@ def test_training_logits_equal_the_decode_steps(architecture, prompt, response, 
         )
         for start in range(prompt, prompt + response, block_size):
             masks = min(block_size, prompt + response - start)
-            counts = (torch.tensor([number]) for number in (0, start, masks))
-            step = decode_layout(*counts, width=start + masks, reads=masks + 1)
+            counts = (torch.tensor([number]) for number in (0, start, 0, masks, masks))
+            step = decode_layout(*counts, width=start + masks, most=(0, masks))
             decoded = forward_logits(
                 model,
                 input_ids=torch.tensor([ids[:start] + [MASK] * masks]),

@@ -56,26 +56,58 @@ def test_two_streams_see_what_the_table_says(batch, block_size):
         assert torch.equal(dense[row, 0], expected)
 
 
+def step_roles(n, newest, drafts, masks, spare):
+    """(kind, position, group, index in the group) of every entry of a decode step; masks past the limit are padding."""
+    roles = [("real", n + i, None, None) for i in range(newest + drafts)]
+    for group in range(drafts + 1):
+        for index in range(masks):
+            inside = group + index < spare
+            roles.append(("mask" if inside else "padding", n + newest + group + index if inside else 0, group, index))
+    return roles
+
+
+def step_sees(n, newest, roles, entry, slot):
+    """METHOD's table for a decode step."""
+    kind, _, group, index = roles[entry] if entry < len(roles) else ("padding", 0, None, None)
+    if kind == "padding":
+        return slot == n + entry
+    if kind == "real":
+        return slot <= n + entry
+    if slot < n + newest + group:
+        return True
+    key = slot - n
+    return key < len(roles) and roles[key][2] == group and roles[key][3] <= index
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 8)),
+        min_size=1,
+        max_size=4,
+    ),
     st.integers(0, 2),
 )
 def test_a_decode_step_sees_what_the_table_says(rows, slack):
-    cached, newest, masks = (torch.tensor(column) for column in zip(*rows, strict=True))
-    width = int((newest + masks).max()) + slack
-    layout = decode_layout(cached, newest, masks, width=width, reads=int(masks.max()) + 1)
-    num_slots = int(cached.max()) + width
+    columns = [torch.tensor(column) for column in zip(*rows, strict=True)]
+    widths = [newest + drafts + (drafts + 1) * masks for _, newest, drafts, masks, _ in rows]
+    width = max(widths) + slack
+    most = int(columns[2].max()), int(columns[3].max())
+    layout = decode_layout(*columns, width=width, most=most)
+    num_slots = int(columns[0].max()) + width
     dense = layout.visibility.dense(num_slots)
-    for row, (n, new, m) in enumerate(rows):
+    assert layout.read.shape == (len(rows), (most[0] + 1) * (1 + most[1]))
+    for row, (n, newest, drafts, masks, spare) in enumerate(rows):
+        roles = step_roles(n, newest, drafts, masks, spare)
         for entry in range(width):
-            slot = n + entry
-            assert layout.visibility.slot[row, entry] == layout.position_ids[row, entry] == slot
-            if entry < new + m:  # masks stand behind all real tokens, so they see these and one another causally
-                expected = [s <= slot for s in range(num_slots)]
-            else:
-                expected = [s == slot for s in range(num_slots)]
+            assert layout.visibility.slot[row, entry] == n + entry
+            assert layout.position_ids[row, entry] == (roles[entry][1] if entry < len(roles) else 0)
+            expected = [step_sees(n, newest, roles, entry, slot) for slot in range(num_slots)]
             assert dense[row, 0, entry].tolist() == expected
-        assert layout.read[row].tolist() == [new - 1 + min(i, m) for i in range(layout.read.shape[1])]
+        at_real, in_groups = layout.read[row].split([most[0] + 1, (most[0] + 1) * most[1]])
+        assert at_real.tolist()[: drafts + 1] == [newest - 1 + i for i in range(drafts + 1)]
+        for group, of_group in enumerate(in_groups.view(most[0] + 1, most[1]).tolist()[: drafts + 1]):
+            first = newest + drafts + group * masks
+            assert of_group[:masks] == list(range(first, first + masks))
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4])

@@ -14,8 +14,8 @@ from .tiny_models import ARCHITECTURES, random_ids, tiny_model
 
 
 def step_inputs():
-    counts = (torch.tensor(column) for column in ([0, 0], [5, 3], [2, 3]))
-    layout = decode_layout(*counts, width=8, reads=4)
+    counts = (torch.tensor(column) for column in ([0, 0], [4, 2], [1, 0], [1, 3], [9, 9]))
+    layout = decode_layout(*counts, width=8, most=(1, 3))
     ids = torch.tensor([random_ids(8, 1), random_ids(8, 2)])
     return {"input_ids": ids, "position_ids": layout.position_ids, "mask": layout.visibility.dense()}, layout.read
 

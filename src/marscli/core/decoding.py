@@ -3,8 +3,10 @@
 One `Engine.step` is one forward pass, over the rows that were just admitted (their prompts) or over all running
 rows. Per row it runs the newest tokens, whose keys and values are not cached yet, and the masks behind them; the
 newest token's logits give the next token as AR decoding would (offset 0), the masks' logits the ones after it
-(offsets 1, 2, …). These are kept strictly left to right while their confidence passes τ (arXiv 2604.07023). AR
-decoding is the same loop without masks.
+(offsets 1, 2, …). These are kept strictly left to right while their confidence passes τ (arXiv 2604.07023). With
+``verify`` the rest become drafts: the next step runs them as if they were accepted, keeps those that AR decoding would
+have chosen, and goes on from the masks of the group that stands for as many right drafts. AR decoding is the same loop
+without masks.
 
 The engine knows token ids, not text: no stop strings, no templates, no files.
 """
@@ -19,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from marscli.core.acceptance import cut_after_end, leading, oriented, row_certainties
+from marscli.core.acceptance import Decision, decide, oriented, row_certainties
 from marscli.core.caching import RowCache
 from marscli.core.layout import decode_layout
 from marscli.core.model import check_decodable, forward_logits, unwrap
@@ -51,6 +53,8 @@ class StepRecord:
         request_id: As `Engine.add` returned it.
         tokens: Accepted in this forward, at least one; an end-of-sequence token is the last.
         confidences: Of these tokens, in the request's measure.
+        offsets: How each token was predicted: 0 from real tokens alone, i ≥ 1 by the i-th mask after them. Verified
+            drafts have the offset of the mask that made them.
         finish_reason: ``stop`` (end-of-sequence token), ``length`` (max_new_tokens), ``context`` (the model's context
             is full), or None while the row goes on.
         prefill: Whether this forward read the prompt.
@@ -60,30 +64,44 @@ class StepRecord:
     request_id: int
     tokens: list[int]
     confidences: list[float]
+    offsets: list[int]
     finish_reason: FinishReason | None
     prefill: bool
     seconds: float
 
-    @property
-    def offsets(self) -> range:
-        """How far each token lies behind the one that AR decoding would give: 0, 1, …"""
-        return range(len(self.tokens))
-
 
 @dataclass
 class _Row:
-    """A running request. Real tokens that are cached: ``cached``; accepted but not cached yet: ``newest``."""
+    """A running request. Real tokens that are cached: ``cached``; accepted but not cached yet: ``newest``.
+
+    Behind them ``drafts``, which the next step verifies; the masks that made them had ``draft_offsets``.
+    """
 
     request_id: int
     params: DecodingParams
     newest: list[int]
     prompt_tokens: int
+    drafts: list[int] = field(default_factory=list)
+    draft_offsets: list[int] = field(default_factory=list)
     cached: int = 0
     generated: int = 0
 
     def room(self, context_length: int) -> int:
         """Tokens that may still be generated."""
         return min(self.params.max_new_tokens, context_length - self.prompt_tokens) - self.generated
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one step gave one row, on the host."""
+
+    tokens: list[int]
+    certainties: list[float]
+    offsets: list[int]
+    verified: int
+    drafts: list[int]
+    draft_offsets: list[int]
+    ended: bool
 
 
 class Engine:
@@ -176,11 +194,16 @@ class Engine:
         Raises:
             KeyError: No such request, or it is finished.
             InputError: A value outside its range.
+            ValueError: Masks without a mask token, or fewer new tokens than the request has already.
         """
         row = self._find(request_id)
         params = replace(row.params, **changes)
         self._check_masks(params)
+        if params.max_new_tokens <= row.generated:
+            raise ValueError(f"request {request_id} has {row.generated} tokens, more than max_new_tokens allows")
         row.params = params
+        room = row.room(self.context_length)
+        row.drafts, row.draft_offsets = row.drafts[: room - 1], row.draft_offsets[: room - 1]
 
     def _find(self, request_id: int) -> _Row:
         for row in itertools.chain(self._rows, self._queue):
@@ -203,26 +226,18 @@ class Engine:
         rows = self._rows[places]
         if not rows:
             return []
-        masks = [min(row.params.masks, row.room(self.context_length) - 1) for row in rows]
-        tokens, confidences, accepted, ended = self._forward(rows, masks, places)
+        outcomes = self._forward(rows, places)
         seconds = time.perf_counter() - started
         records = []
-        for index, row in enumerate(rows):
-            count = accepted[index]
-            kept = tokens[index][:count]
-            if self.cache is None:
-                row.newest += kept
-            else:
-                row.cached += len(row.newest)
-                row.newest = kept
-            row.generated += count
-            measure = row.params.confidence
+        for row, outcome in zip(rows, outcomes, strict=True):
+            self._advance(row, outcome)
             records.append(
                 StepRecord(
                     request_id=row.request_id,
-                    tokens=kept,
-                    confidences=[oriented(c, measure) for c in confidences[index][:count]],
-                    finish_reason=self._finish_reason(row, ended[index]),
+                    tokens=outcome.tokens,
+                    confidences=[oriented(c, row.params.confidence) for c in outcome.certainties],
+                    offsets=outcome.offsets,
+                    finish_reason=self._finish_reason(row, outcome.ended),
                     prefill=prefill,
                     seconds=seconds,
                 )
@@ -231,6 +246,16 @@ class Engine:
             if records[index].finish_reason is not None:
                 self._vacate(places.start + index)
         return records
+
+    def _advance(self, row: _Row, outcome: _Outcome) -> None:
+        """Note what a step gave a row: right drafts are cached already, what follows them is newest."""
+        if self.cache is None:
+            row.newest += outcome.tokens
+        else:
+            row.cached += len(row.newest) + outcome.verified
+            row.newest = outcome.tokens[outcome.verified :]
+        row.generated += len(outcome.tokens)
+        row.drafts, row.draft_offsets = outcome.drafts, outcome.draft_offsets
 
     def _admit(self) -> None:
         """Give free places to waiting requests, in order."""
@@ -257,23 +282,30 @@ class Engine:
             return "length"
         return "context" if row.room(self.context_length) <= 0 else None
 
-    def _forward(
-        self, rows: Sequence[_Row], masks: Sequence[int], places: slice
-    ) -> tuple[list[list[int]], list[list[float]], list[int], list[bool]]:
+    def _forward(self, rows: Sequence[_Row], places: slice) -> list[_Outcome]:
         """Run the model over a step's rows and decide what is accepted.
 
-        Returns:
-            For each row: predicted tokens, their certainties, how many are accepted, and whether the last of these
-            ends the row. The step's only synchronisation with the device is the transfer of these.
+        The step's only synchronisation with the device is the transfer of the decision.
         """
-        width = max(len(row.newest) + m for row, m in zip(rows, masks, strict=True))
+        spare = [row.room(self.context_length) - 1 for row in rows]
+        masks = [min(row.params.masks, most) for row, most in zip(rows, spare, strict=True)]
+        real = [len(row.newest) + len(row.drafts) for row in rows]
+        width = max(r + (len(row.drafts) + 1) * m for r, row, m in zip(real, rows, masks, strict=True))
+        most = max(len(row.drafts) for row in rows), max(masks)
         num_slots = max(row.cached for row in rows) + width
-        mask_id = -1 if self.mask_token_id is None else self.mask_token_id  # −1 is never used: then no row has masks
-        lines = [row.newest + [mask_id] * m for row, m in zip(rows, masks, strict=True)]
-        input_ids = torch.tensor([line + [0] * (width - len(line)) for line in lines], device=self.device)
-        counts = [(row.cached, len(row.newest), m) for row, m in zip(rows, masks, strict=True)]
-        cached, newest, mask_counts = torch.tensor(counts, device=self.device).unbind(1)
-        layout = decode_layout(cached, newest, mask_counts, width=width, reads=max(masks) + 1)
+        # Without a mask token no row has masks, and the filler below is only padding, which nothing reads.
+        filler = self.mask_token_id or 0
+        lines = [row.newest + row.drafts for row in rows]
+        input_ids = torch.tensor([line + [filler] * (width - len(line)) for line in lines], device=self.device)
+        drafts = torch.tensor([row.drafts + [-1] * (most[0] - len(row.drafts)) for row in rows], device=self.device)
+        facts = [
+            (row.cached, len(row.newest), len(row.drafts), m, s, row.params.drafts)
+            for row, m, s in zip(rows, masks, spare, strict=True)
+        ]
+        cached, newest, draft_counts, mask_counts, spares, most_drafts = torch.tensor(facts, device=self.device).unbind(
+            1
+        )
+        layout = decode_layout(cached, newest, draft_counts, mask_counts, spares, width=width, most=most)
         if self.cache is not None:
             self.cache.begin_step(places, layout.visibility.slot, num_slots)
         logits = forward_logits(
@@ -287,37 +319,25 @@ class Engine:
         if self.mask_token_id is not None:
             logits[..., self.mask_token_id] = -torch.inf
         next_positions = layout.position_ids.gather(1, layout.read) + 1
-        tokens = choose_tokens(logits, next_positions, self._sampling_settings(rows))
-        certainties, kept_unverified = self._judge(rows, logits, tokens, mask_counts)
-        accepted, ended = cut_after_end(tokens, 1 + kept_unverified, self._eos)
-        # Token ids are below 2²⁴, so float32 carries them exactly and one transfer does for all.
-        packed = torch.cat([tokens.float(), certainties, accepted[:, None].float(), ended[:, None].float()], dim=1)
-        reads = tokens.shape[1]
-        results = packed.tolist()
-        return (
-            [[int(token) for token in line[:reads]] for line in results],
-            [line[reads:-2] for line in results],
-            [int(line[-2]) for line in results],
-            [bool(line[-1]) for line in results],
-        )
-
-    def _judge(
-        self, rows: Sequence[_Row], logits: Tensor, tokens: Tensor, mask_counts: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Certainties (rows, Q) of the predictions, and how many of each row's masks (rows,) are kept unverified."""
+        sampling = self._sampling_settings(rows)
+        tokens = choose_tokens(logits, next_positions, sampling)
         measures = [row.params.confidence for row in rows]
         codes = torch.tensor([CONFIDENCES.index(measure) for measure in measures], device=self.device)
-        certainties = row_certainties(logits, codes, set(measures))
-        if tokens.shape[1] == 1:
-            return certainties, torch.zeros_like(mask_counts)
-        # Exact rows have no masks; any number will do as their τ.
-        limits = [oriented(row.params.threshold or 0.0, row.params.confidence) for row in rows]
-        threshold = torch.tensor(limits, dtype=torch.float32, device=self.device)[:, None]
-        offset = torch.arange(1, tokens.shape[1], device=self.device)
-        keep = (certainties[:, 1:] >= threshold) & (offset <= mask_counts[:, None])
-        # A drawn token that is not the model's first choice is never kept unverified.
-        keep &= tokens[:, 1:] == logits[:, 1:].argmax(-1)
-        return certainties, leading(keep)
+        thresholds = [oriented(row.params.threshold or 0.0, row.params.confidence) for row in rows]
+        decision = decide(
+            tokens,
+            row_certainties(logits, codes, set(measures)),
+            torch.ones_like(tokens, dtype=torch.bool) if sampling is None else tokens == logits.argmax(-1),
+            drafts=drafts.view(len(rows), -1),
+            draft_counts=draft_counts,
+            masks=mask_counts,
+            spare=spares,
+            most_drafts=most_drafts,
+            threshold=torch.tensor(thresholds, device=self.device),
+            exact=torch.tensor([row.params.exact for row in rows], device=self.device),
+            eos_token_ids=self._eos,
+        )
+        return _outcomes(rows, decision)
 
     def _sampling_settings(self, rows: Sequence[_Row]) -> SamplingSettings | None:
         params = [row.params for row in rows]
@@ -329,6 +349,31 @@ class Engine:
             top_k=torch.tensor([p.top_k for p in params], device=self.device),
             seed=torch.tensor([p.seed for p in params], device=self.device),
         )
+
+
+def _outcomes(rows: Sequence[_Row], decision: Decision) -> list[_Outcome]:
+    """Bring a decision to the host, in one transfer: token ids are below 2²⁴, so float32 carries them exactly."""
+    length = decision.tokens.shape[1]
+    counts = (decision.verified, decision.accepted, decision.drafts, decision.ended)
+    packed = torch.cat([decision.tokens.float(), decision.certainties, *(c[:, None].float() for c in counts)], dim=1)
+    outcomes = []
+    for row, line in zip(rows, packed.tolist(), strict=True):
+        verified, accepted, drafts, ended = (int(count) for count in line[-4:])
+        tokens = [int(token) for token in line[: accepted + drafts]]
+        # The token after the right drafts comes from real tokens alone: offset 0. Masks follow it: 1, 2, …
+        offsets = [*row.draft_offsets[:verified], *range(accepted + drafts - verified)]
+        outcomes.append(
+            _Outcome(
+                tokens=tokens[:accepted],
+                certainties=line[length : length + accepted],
+                offsets=offsets[:accepted],
+                verified=min(verified, accepted),
+                drafts=tokens[accepted:],
+                draft_offsets=offsets[accepted:],
+                ended=bool(ended),
+            )
+        )
+    return outcomes
 
 
 @dataclass

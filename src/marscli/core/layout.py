@@ -1,9 +1,9 @@
 """Where every entry of a forward pass stands: its position, its slot, and the ranges of slots that it sees.
 
 Two layouts (arXiv 2604.07023). `two_stream_example` is training's: clean tokens, then the response again as masks,
-cut into blocks from its first token. `decode_layout` is a decode step's: newest tokens and a group of masks behind
-them. A mask of either sees real tokens before its block and its own block up to itself, so training and decoding
-compute the same logits: a test holds them to that.
+cut into blocks from its first token. `decode_layout` is a decode step's: newest tokens, drafts to verify, and groups
+of masks behind them. A mask of either sees real tokens before its block and its own block up to itself, so training and
+decoding compute the same logits: a test holds them to that.
 
 Positions follow AR models everywhere: the logits of the entry at position t predict token t + 1.
 """
@@ -172,7 +172,8 @@ class StepLayout:
     Attributes:
         position_ids: Position of each entry.
         visibility: Who sees whom; its ``slot`` says where keys and values are written.
-        read: (rows, M + 1), the entries whose logits the acceptance reads: the newest token, then the masks of group 0.
+        read: (rows, (K + 1) · (1 + M)), the entries whose logits the acceptance reads: first those of the newest token
+            and the K drafts, then the M masks of each group, group by group.
     """
 
     position_ids: Tensor
@@ -180,31 +181,44 @@ class StepLayout:
     read: Tensor
 
 
-def decode_layout(cached: Tensor, newest: Tensor, masks: Tensor, *, width: int, reads: int) -> StepLayout:
-    """Lay out a step: each row's newest tokens, then masks, then padding up to the common width.
+def decode_layout(
+    cached: Tensor, newest: Tensor, drafts: Tensor, masks: Tensor, spare: Tensor, *, width: int, most: tuple[int, int]
+) -> StepLayout:
+    """Lay out a step: newest tokens and drafts, then k + 1 groups of m masks, then padding up to the common width.
 
     Entry e of a row that has n tokens cached is written to slot n + e. Real tokens thus stand at slot = position; what
-    masks and padding write lies past the row's length, where the next step overwrites it before anything may see it.
+    drafts, masks and padding write past the row's accepted tokens is overwritten by the next step before anything may
+    see it. Group j stands for "exactly j drafts are right": its masks follow draft j in position and see no later one.
+    Groups share positions, never slots.
 
     Args:
         cached: (rows,) n, the tokens whose keys and values are cached.
         newest: (rows,) N ≥ 1, accepted tokens that are not cached yet.
-        masks: (rows,) m ≥ 0, masks behind them.
-        width: W, at least the largest N + m.
-        reads: Entries to read a row, at least the largest m + 1. A row with fewer masks repeats its last entry.
+        drafts: (rows,) k ≥ 0, drafts behind them.
+        masks: (rows,) m ≥ 0, masks a group.
+        spare: (rows,) tokens that may follow the one that this step is sure to give; masks past them are padding.
+        width: W, at least the largest N + k + (k + 1) · m.
+        most: (K, M), at least the largest k and m. A row with fewer drafts or masks repeats entries in `read`.
     """
     entry = torch.arange(width, device=cached.device)
-    n, newest_count, mask_count = cached[:, None], newest[:, None], masks[:, None]
+    n, real, m = cached[:, None], (newest + drafts)[:, None], masks[:, None]
     slot = n + entry
-    is_newest = entry < newest_count
-    is_mask = ~is_newest & (entry < newest_count + mask_count)
-    group_position = n + newest_count  # where the masks' block starts
+    is_real = entry < real
+    nth_mask = (entry - real).clamp(min=0)
+    group, index = nth_mask // m.clamp(min=1), nth_mask % m.clamp(min=1)
+    is_mask = ~is_real & (m > 0) & (group <= drafts[:, None]) & (group + index < spare[:, None])
+    context_end = n + newest[:, None] + group  # one past the last token that a group takes for right
     visibility = Visibility(
         context_start=torch.zeros_like(slot),
-        context_end=torch.where(is_newest, slot, torch.where(is_mask, group_position, 0)),
-        group_start=torch.where(is_mask, group_position, slot),
+        context_end=torch.where(is_real, slot, torch.where(is_mask, context_end, 0)),
+        group_start=torch.where(is_mask, slot - index, slot),
         slot=slot,
     )
-    offset = torch.arange(reads, device=cached.device)
-    read = newest_count - 1 + torch.minimum(offset, mask_count)
-    return StepLayout(position_ids=slot, visibility=visibility, read=read)
+    position_ids = torch.where(is_mask, context_end + index, torch.where(is_real, slot, 0))
+    most_drafts, most_masks = most
+    nth_draft = torch.arange(most_drafts + 1, device=cached.device).minimum(drafts[:, None])
+    at_real = newest[:, None] - 1 + nth_draft
+    nth = torch.arange(most_masks, device=cached.device).minimum((m - 1).clamp(min=0))
+    in_groups = (real[..., None] + nth_draft[..., None] * m[..., None] + nth[:, None]).flatten(1)
+    read = torch.cat([at_real, in_groups.clamp(max=width - 1)], dim=1)
+    return StepLayout(position_ids=position_ids, visibility=visibility, read=read)

@@ -25,7 +25,10 @@ class DecodingParams:
         threshold: τ, what may be kept unverified; None is the exact setting (one-token mode's output).
         confidence: The measure that τ is compared with: probability of the top token (keep while ≥ τ), entropy in
             nats (keep while ≤ τ), or margin p1 − p2 (keep while ≥ τ).
+        verify: Keep what τ did not pass as drafts, which the next forward verifies: then exact decoding too takes
+            several tokens from a forward.
         block_size: B; a step predicts at most B tokens, from B − 1 masks. 1 is AR decoding.
+        draft_tokens: With ``verify``: masks a group and drafts verified a step; None takes B − 1.
         temperature: 0 is greedy.
         top_p: Nucleus mass in (0, 1]; 1 is off.
         top_k: Number of candidates; 0 is off.
@@ -38,7 +41,9 @@ class DecodingParams:
     max_new_tokens: int = 256
     threshold: float | None = None
     confidence: Confidence = "probability"
+    verify: bool = False
     block_size: int = 4
+    draft_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -58,6 +63,8 @@ class DecodingParams:
                 f"--block-size {self.block_size} is below 1",
                 hint="use 1 for AR decoding, or the checkpoint's block size",
             )
+        if self.draft_tokens is not None and self.draft_tokens < 0:
+            raise InputError(f"--draft-tokens {self.draft_tokens} is negative", hint="0 is one token a forward")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InputError(f"--temperature {self.temperature} is not a number ≥ 0", hint="0 is greedy decoding")
         if not 0 < self.top_p <= 1:
@@ -72,8 +79,15 @@ class DecodingParams:
 
     @property
     def masks(self) -> int:
-        """Masks that a step may run behind the newest tokens: B − 1, and none where nothing of them could be kept."""
-        return 0 if self.exact else self.block_size - 1
+        """Masks a group: as many as could be kept unverified or as drafts."""
+        if self.verify and self.draft_tokens is not None:
+            return self.draft_tokens
+        return self.block_size - 1 if self.verify or not self.exact else 0
+
+    @property
+    def drafts(self) -> int:
+        """Drafts that a step may leave for the next one to verify."""
+        return self.masks if self.verify else 0
 
 
 def check_threshold(threshold: float, confidence: Confidence) -> None:
