@@ -66,9 +66,14 @@ def headline(meta: dict[str, Any]) -> str:
     device = meta["device"] if meta["device"] == "cpu" else f"{meta['device']} ({meta['device_name']})"
     threads = f", {meta['threads']} thread{'s' * (meta['threads'] > 1)}" if meta["device"] == "cpu" else ""
     return (
-        f"{meta['model']} · {meta['dtype']} on {device}{threads} · {count} prompts, up to "
+        f"{_short(meta['model'])} · {meta['dtype']} on {device}{threads} · {count} prompts, up to "
         f"{meta['options']['max_new_tokens']} new tokens"
     )
+
+
+def _short(model: str) -> str:
+    """A Hub id as it is; of a folder its own name."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def cells(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> tuple[list[str], list[list[str]], list[str]]:
