@@ -125,16 +125,8 @@ def two_stream_example(
     return TrainingExample(*(torch.cat(parts) for parts in zip(*(vars(s).values() for s in streams), strict=True)))
 
 
-@dataclass(frozen=True)
-class TrainingBatch:
-    """Examples padded to one length on the right; every tensor (B, T). Padding has no target and sees only itself."""
-
-    input_ids: Tensor
-    position_ids: Tensor
-    targets: Tensor
-    offsets: Tensor
-    context_end: Tensor
-    group_start: Tensor
+class TrainingBatch(TrainingExample):
+    """Examples padded to one length on the right: the same fields, (B, T). Padding has no target, sees only itself."""
 
     @property
     def visibility(self) -> Visibility:
