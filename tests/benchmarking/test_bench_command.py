@@ -37,6 +37,7 @@ def test_whole_run(trained, tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == FILES
     for text in ("hf", "ar", "threshold exact", "threshold τ=0.0001", "2 of 5 prompts", "transformers generate"):
         assert text in shown.out
+    assert "answers were cut off at --max-new-tokens 6" in shown.err
     results = json.loads((out / "results.json").read_text())
     meta, rows = results["meta"], results["rows"]
     assert meta["options"]["batch_sizes"] == [1, 2]

@@ -63,7 +63,7 @@ def pareto(rows: Sequence[Row], subtitle: str) -> bytes | None:
     label = "accuracy (%)" if quality == "accuracy" else "prompts with ar's output (%)"
     for line in grid:
         line[0].set_ylabel(label, fontsize=STYLE["labelsize"])
-        line[0].set_ylim(min(values) - room, max(values) + room)
+        line[0].set_ylim(max(min(values) - room, -4), max(values) + room)
         line[0].set_yticks([tick for tick in line[0].get_yticks() if 0 <= tick <= 100])
     _finish(figure, [row["method"] for row in rows], "Quality against speed", subtitle)
     return _png(figure)
@@ -142,8 +142,8 @@ def speedup(rows: Sequence[Row], labels: Sequence[str], subtitle: str) -> bytes 
         shade = shades[method] = shades.get(method, 0) + 1
         xs = [batches.index(row["batch_size"]) + (number - (len(kinds) - 1) / 2) * width for row in of_kind]
         heights = [row[key] for row in of_kind]
-        low = [h - h * row["seconds"] / row["seconds_max"] for h, row in zip(heights, of_kind, strict=True)]
-        high = [h * row["seconds"] / row["seconds_min"] - h for h, row in zip(heights, of_kind, strict=True)]
+        low = [max(0.0, h - h * row["seconds"] / row["seconds_max"]) for h, row in zip(heights, of_kind, strict=True)]
+        high = [max(0.0, h * row["seconds"] / row["seconds_min"] - h) for h, row in zip(heights, of_kind, strict=True)]
         ax.bar(xs, heights, width * 0.9, color=_tint(_colour(method), shade - 1), label=kind, zorder=3)
         ax.errorbar(xs, heights, yerr=[low, high], fmt="none", ecolor=INK, elinewidth=1.3, capsize=3, zorder=4)
         for at, height, up in zip(xs, heights, high, strict=True):

@@ -162,7 +162,7 @@ def markdown(
         f"Repeats: {meta['options']['repeats']}. Prompts: {meta['data']}, {meta['prompt_tokens']} tokens in all.",
         "## How it was measured",
         f"```\n{meta['command']}\n```",
-        f"{versions}. {meta['platform']}, {meta['device']} ({meta['device_name']}), {meta['threads']} threads, "
+        f"{versions}. {meta['platform']}, {meta['device']} ({meta['device_name']}), threads: {meta['threads']}, "
         f"{meta['dtype']}, seed {meta['seed']}, {meta['time']}"
         + (f", commit {meta['git_commit'][:12]}." if meta["git_commit"] else "."),
     ]

@@ -128,6 +128,8 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
                     raise BenchInterrupted(partial) from error
             raise
         _require_a_runnable(cells)
+        if correct:
+            _warn_of_cut_answers(cells, checkpoint.eos_token_ids, config.max_new_tokens)
         done = result(interrupted=False)
         _save(done, folder)
         return done
@@ -141,6 +143,18 @@ def _workload(config: BenchConfig, prompts: Sequence[Sequence[int]], available: 
         "prompts": {"used": len(prompts), "available": available, "partial": len(prompts) < available},
         "prompt_tokens": sum(map(len, prompts)),
     }
+
+
+def _warn_of_cut_answers(cells: Sequence[Cell], ends: Sequence[int], limit: int) -> None:
+    outputs = next(cell.passes[0].outputs for cell in cells if cell.passes)
+    cut = sum(len(output) == limit and output[-1] not in ends for output in outputs)
+    if cut > 0.05 * len(outputs):
+        logger.warning(
+            "%d of %d answers were cut off at --max-new-tokens %d, which counts against their accuracy",
+            cut,
+            len(outputs),
+            limit,
+        )
 
 
 def _require_a_runnable(cells: Sequence[Cell]) -> None:
