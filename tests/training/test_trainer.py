@@ -110,3 +110,14 @@ def test_order_groups_lengths_and_depends_on_seed_and_epoch_alone():
         for group in ([lengths[i] for i in order[start : start + 8]] for start in range(0, 200, 8))
     ]
     assert max(spread) < 30
+
+
+def test_lengths_that_differ_little_are_not_grouped():
+    """Examples of one length are often of one kind."""
+    lengths = torch.randint(80, 120, (160,), generator=torch.Generator().manual_seed(0)).tolist()
+    order = list(LengthGroupedSampler(lengths, 8, seed=1))
+    assert sorted(order) == list(range(160))
+    spread = [
+        max(lengths[i] for i in order[s : s + 8]) - min(lengths[i] for i in order[s : s + 8]) for s in range(0, 160, 8)
+    ]
+    assert sum(spread) / len(spread) > 20

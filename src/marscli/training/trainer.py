@@ -24,6 +24,10 @@ from marscli.training.objective import label_counts, step_logits, two_stream_los
 # example still meets others than in the epoch before.
 BATCHES_SORTED_TOGETHER = 50
 
+# Share of padding in random batches from which grouping pays. Examples of one length are often of one kind, and a step
+# over one kind is a worse step: where lengths differ little, random batches learn more from the same time.
+PADDING_WORTH_GROUPING = 0.25
+
 
 class TrainingSet(Dataset):
     """Encoded examples, laid out as they are fetched.
@@ -58,7 +62,7 @@ class TrainingSet(Dataset):
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """Batches of examples of like length, in random order.
+    """Examples in random order; batches of like length where random ones would be mostly padding.
 
     The order is a function of seed and epoch alone, so a resumed run meets it again.
 
@@ -73,6 +77,7 @@ class LengthGroupedSampler(Sampler[int]):
         self.batch_size = batch_size
         self.seed = seed
         self.epoch = 0
+        self.groups = self._padding(self._shuffled(0)) > PADDING_WORTH_GROUPING
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next; accelerate calls it."""
@@ -82,16 +87,29 @@ class LengthGroupedSampler(Sampler[int]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=generator)
+        order = self._shuffled(self.epoch)
+        return iter((self._grouped(order) if self.groups else order).tolist())
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        return torch.randperm(len(self.lengths), generator=self._generator(epoch))
+
+    def _padding(self, order: Tensor) -> float:
+        """Share of padding in the batches of an order."""
+        batches = self.lengths[order].split(self.batch_size)
+        computed = sum(int(batch.max()) * len(batch) for batch in batches)
+        return 1 - int(self.lengths.sum()) / max(computed, 1)
+
+    def _grouped(self, order: Tensor) -> Tensor:
         batches: list[Tensor] = []
         for chunk in order.split(self.batch_size * BATCHES_SORTED_TOGETHER):
             batches += chunk[self.lengths[chunk].argsort(stable=True)].split(self.batch_size)
         # Only the last batch may be smaller, or all after it would be cut at other places.
         full = [batch for batch in batches if len(batch) == self.batch_size]
-        shuffled = [full[i] for i in torch.randperm(len(full), generator=generator).tolist()]
-        rest = [batch for batch in batches if len(batch) < self.batch_size]
-        return iter(torch.cat(shuffled + rest).tolist())
+        places = torch.randperm(len(full), generator=self._generator(self.epoch)).tolist()
+        return torch.cat([full[place] for place in places] + [b for b in batches if len(b) < self.batch_size])
 
 
 class MarsTrainer(Trainer):
