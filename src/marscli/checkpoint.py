@@ -222,6 +222,7 @@ def load(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from marscli.core.attention import use_grouped_attention
     from marscli.core.model import check_decodable
 
     name = str(model)
@@ -243,6 +244,7 @@ def load(
         raise MarsError(
             f"{name} does not fit into the memory of {torch_device}", hint="try --dtype bfloat16"
         ) from error
+    use_grouped_attention(loaded_model)
     text_config = config.get_text_config()
     return Checkpoint(
         model=loaded_model.eval(),

@@ -5,7 +5,7 @@ import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, T5Config
 
 from marscli.core import model as core_model
-from marscli.core.attention import NAME, grouped_attention
+from marscli.core.attention import NAME, grouped_attention, use_grouped_attention
 from marscli.core.layout import decode_layout
 from marscli.core.model import check_decodable, forward_logits, select_before_head
 from marscli.errors import InputError
@@ -49,6 +49,17 @@ def test_grouped_attention_equals_transformers_sdpa(architecture):
         plain = model(call["input_ids"]).logits  # no mask of ours: transformers' own path
     assert model.config._attn_implementation == "sdpa"
     torch.testing.assert_close(plain, model(call["input_ids"]).logits)
+
+
+def test_a_model_that_uses_grouped_attention_for_good_keeps_it():
+    model = tiny_model("llama", seed=7)
+    ids = torch.tensor([random_ids(9, 3)])
+    expected = model.generate(ids, do_sample=False, max_new_tokens=6)
+    use_grouped_attention(model)
+    with grouped_attention(model):
+        assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == NAME
+    assert torch.equal(model.generate(ids, do_sample=False, max_new_tokens=6), expected)
 
 
 def test_attention_and_head_are_put_back_after_an_error():

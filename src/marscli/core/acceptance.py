@@ -46,8 +46,9 @@ def row_certainties(logits: Tensor, measure_codes: Tensor, measures: Iterable[Co
     Returns:
         float32 (rows, Q).
     """
-    out = torch.zeros(logits.shape[:-1], device=logits.device)
-    for measure in measures:
+    first, *others = measures
+    out = certainty(logits, first)
+    for measure in others:
         mine = measure_codes[:, None] == CONFIDENCES.index(measure)
         out = torch.where(mine, certainty(logits, measure), out)
     return out
@@ -145,6 +146,10 @@ def decide(
         exact: bool (rows,), nothing is kept unverified whatever τ says.
         eos_token_ids: (E,).
     """
+    if tokens.shape[1] == 1:  # no drafts and no masks in any row: AR decoding
+        one = torch.ones_like(draft_counts)
+        ended = torch.isin(tokens[:, 0], eos_token_ids)
+        return Decision(tokens, certainties, one - 1, one, one - 1, ended)
     width = drafts.shape[1]
     of_group = tokens.shape[1] // (width + 1) - 1
     nth = torch.arange(width + 1 + of_group, device=tokens.device)

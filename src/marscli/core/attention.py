@@ -65,11 +65,22 @@ AttentionInterface.register(NAME, grouped_attention_forward)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+def use_grouped_attention(model: PreTrainedModel) -> None:
+    """Let a model's layers use `grouped_attention_forward` from now on; plain calls of it give what they gave."""
+    model.config._attn_implementation = NAME
+
+
 @contextmanager
 def grouped_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model's layers use `grouped_attention_forward`, and put back what they used before."""
+    """Let a model's layers use `grouped_attention_forward`, and put back what they used before.
+
+    A model that uses it for good (`use_grouped_attention`) is left alone: setting it costs time at every step.
+    """
     config = model.config
     before = config._attn_implementation
+    if before == NAME:
+        yield
+        return
     config._attn_implementation = NAME
     try:
         yield

@@ -196,6 +196,9 @@ def decode_layout(
     n, real, m = cached[:, None], (newest + drafts)[:, None], masks[:, None]
     slot = n + entry
     is_real = entry < real
+    if most == (0, 0):  # AR decoding
+        context_end = torch.where(is_real, slot, 0)
+        return StepLayout(slot, Visibility(torch.zeros_like(slot), context_end, slot, slot), newest[:, None] - 1)
     nth_mask = (entry - real).clamp(min=0)
     group, index = nth_mask // m.clamp(min=1), nth_mask % m.clamp(min=1)
     is_mask = ~is_real & (m > 0) & (group <= drafts[:, None]) & (group + index < spare[:, None])
