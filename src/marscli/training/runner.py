@@ -55,6 +55,9 @@ RESULT_FILES = (
 )
 CHECKPOINT_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", RUN_FILE)
 DISK_FULL = ("No space left", "quota exceeded", "inline_container")  # the last is torch.save's
+# AdamW's average of squared gradients, as language models are commonly trained: the library's 0.999 remembers a thousand
+# steps, more than many a fine-tuning has. On the demo's first stage it was 38 % accuracy with 0.999 and 87 % with this.
+ADAM_BETA2 = 0.95
 LOG_LINES = 200  # roughly, of a long run: enough for a smooth picture, too few to cost anything
 
 
@@ -303,6 +306,7 @@ def _training_arguments(
         per_device_train_batch_size=config.batch_size,
         gradient_accumulation_steps=config.grad_accum,
         learning_rate=config.lr,
+        adam_beta2=ADAM_BETA2,
         lr_scheduler_type="cosine",
         warmup_steps=int(config.warmup_ratio * steps),
         logging_steps=max(1, steps // LOG_LINES),
