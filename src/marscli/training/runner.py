@@ -55,8 +55,9 @@ RESULT_FILES = (
 )
 CHECKPOINT_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", RUN_FILE)
 DISK_FULL = ("No space left", "quota exceeded", "inline_container")  # the last is torch.save's
-# AdamW's average of squared gradients, as language models are commonly trained: the library's 0.999 remembers a thousand
-# steps, more than many a fine-tuning has. On the demo's first stage it was 38 % accuracy with 0.999 and 87 % with this.
+# AdamW's average of squared gradients, as language models are commonly trained: the library's 0.999 remembers a
+# thousand steps, more than many a fine-tuning has. The demo's first stage came to 38 % accuracy with it, and to 87 %
+# with this.
 ADAM_BETA2 = 0.95
 LOG_LINES = 200  # roughly, of a long run: enough for a smooth picture, too few to cost anything
 
