@@ -171,9 +171,11 @@ def pareto(document: Document, path: Path) -> bool:
             capsize=2.5,
             label=title,
         )
-        for x, y, label in zip(xs, ys, labels, strict=True):
+        for place, (x, y, label) in enumerate(zip(xs, ys, labels, strict=True)):
             text = label if label == "exact" else f"τ = {label}"
-            axes.annotate(text, (x, y), xytext=(7, 7), textcoords="offset points", fontsize=9, color=color)
+            # By turns above and below: neighbouring thresholds are often close together.
+            offset, side = ((6, 7), "left") if place % 2 == 0 else ((-6, -15), "right")
+            axes.annotate(text, (x, y), xytext=offset, textcoords="offset points", ha=side, fontsize=9, color=color)
     limit = document["mars"]["limit"]
     partial = "" if limit is None else f"\npartial: the first {limit} problems of each task"
     axes.set_title(f"Score against speed: {Path(document['model_name']).name}{partial}", fontsize=11)
