@@ -92,12 +92,13 @@ def _pareto_panel(ax: Axes, rows: Sequence[Row], x: str, quality: str) -> None:
             zorder=4 if swept else 3,
             clip_on=False,
         )
-        for at_x, at_y, row in zip(xs, ys, points, strict=True) if swept else ():
+        for place, (at_x, at_y, row) in enumerate(zip(xs, ys, points, strict=True) if swept else ()):
             exact = row["threshold"] == (0.0 if row["confidence"] == "entropy" else 1.0)
             ax.annotate(
                 "exact" if exact else f"τ={row['threshold']:g}",
                 (at_x, at_y),
-                xytext=(7, 7),  # to the upper right: quality falls to the right, so the line leaves downwards
+                # To the right, since quality falls there; at heights that differ, as neighbours are often close.
+                xytext=(7, (7, -20, 24)[place % 3]),
                 textcoords="offset points",
                 fontsize=STYLE["note"],
                 color=_colour(method),
