@@ -42,6 +42,7 @@ def test_defaults_and_forms():
         ({"prompt_tokens": 0}, "--prompt-tokens: 0"),
         ({"block_size": 0}, "--block-size: 0"),
         ({"block_size": 1}, "--block-size: 1"),
+        ({"seed": 2**64}, "--seed 1"),
         ({"confidence": "guess"}, "--confidence: 'guess'"),
     ],
 )

@@ -255,6 +255,8 @@ def test_a_model_without_mars_training(arguments, tasks, tmp_path, capsys):
         (["--include-path", "/nowhere"], "--include-path /nowhere"),
         (["-m", "/nowhere"], "/nowhere"),
         (["--device", "gpu"], "--device gpu"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--seed", "1" * 12], "--seed 1"),
         (["--tasks", ","], "--tasks"),
         (["--task", "sums"], "--task"),
     ],

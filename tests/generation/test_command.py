@@ -116,6 +116,8 @@ def test_a_file_of_prompts(mars_model, rows_file, tmp_path, capsys):
         (["Hi", "--output", "/dev/null/x/y.jsonl"], "cannot write there"),
         (["", "--no-chat-template"], "the prompt is empty"),
         (["word " * 100], "too many for the model's context of 64"),
+        (["Hi", "--seed", "1" * 30], "--seed 1"),
+        (["Hi", "--top-k", "1" * 30], "--top-k 1"),
         (["Hi", "--cache", "block"], "--cache: 'block' is not one of"),
     ],
 )

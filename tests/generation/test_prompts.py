@@ -84,6 +84,7 @@ def test_missing_files_and_folders(tmp_path):
         ({"threshold": 1.5}, "line 4: --threshold 1.5"),
         ({"max_new_tokens": 0}, "line 4: --max-new-tokens 0"),
         ({"temperature": -1}, "line 4: --temperature -1"),
+        ({"seed": 2**70}, "line 4: --seed 1"),
     ],
 )
 def test_a_rows_own_wishes_are_checked(overrides, message):

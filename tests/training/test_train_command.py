@@ -128,6 +128,8 @@ def test_missing_things(mars_train, base, tmp_path):
         (("--blok-size", "4"), "--blok-size"),
         (("--max-steps", "many"), "--max-steps"),
         (("--device", "tpu"), "--device tpu"),
+        (("--seed", "-1"), "--seed -1"),
+        (("--seed", "1" * 12), "--seed 1"),
     ],
 )
 def test_wrong_options(mars_train, tmp_path, arguments, message):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marscli.core.params import CONFIDENCES, parse_threshold
+from marscli.core.params import CONFIDENCES, check_seed, parse_threshold
 from marscli.errors import InputError
 
 METHODS = ("hf", "ar", "threshold")
@@ -93,6 +93,7 @@ class BenchConfig:
         ):
             if value is not None and value < least:
                 raise InputError(f"{flag}: {value} is too small", hint=f"give a whole number of at least {least}")
+        check_seed(self.seed)
         if self.block_size == 1 and "threshold" in methods:
             raise InputError(
                 "--block-size: 1 leaves the method threshold nothing to predict ahead",
@@ -125,7 +126,7 @@ class BenchConfig:
 
 def _threshold(value: Any, confidence: Any) -> float | None:
     try:
-        return parse_threshold("exact" if value is None else value, confidence)
+        return parse_threshold(value, confidence)
     except InputError as error:
         raise InputError(error.message.replace("--threshold ", "--thresholds: "), hint=error.hint) from None
 

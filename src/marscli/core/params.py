@@ -15,6 +15,9 @@ from marscli.errors import InputError
 Confidence = Literal["probability", "entropy", "margin"]
 CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
 
+LARGEST_INT = 2**63 - 1  # of the tensors that carry a request's numbers
+LARGEST_SEED = 2**32 - 2**16  # numpy's limit, less what lm-eval's own seeds add
+
 
 @dataclass(frozen=True)
 class DecodingParams:
@@ -69,8 +72,10 @@ class DecodingParams:
             raise InputError(f"--temperature {self.temperature} is not a number ≥ 0", hint="0 is greedy decoding")
         if not 0 < self.top_p <= 1:
             raise InputError(f"--top-p {self.top_p} is outside (0, 1]", hint="1 switches nucleus sampling off")
-        if self.top_k < 0:
-            raise InputError(f"--top-k {self.top_k} is negative", hint="0 switches top-k sampling off")
+        if not 0 <= self.top_k <= LARGEST_INT:
+            raise InputError(f"--top-k {self.top_k} is not a number of tokens", hint="0 switches top-k sampling off")
+        if abs(self.seed) > LARGEST_INT:
+            raise InputError(f"--seed {self.seed} does not fit into 64 bits", hint="use a smaller number")
 
     @property
     def exact(self) -> bool:
@@ -90,6 +95,12 @@ class DecodingParams:
         return self.masks if self.verify else 0
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that numpy or torch would not take; for runs that seed more than their sampling noise."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise InputError(f"--seed {seed} is outside 0 … {LARGEST_SEED}", hint="use a small whole number, such as 0")
+
+
 def check_threshold(threshold: float, confidence: Confidence) -> None:
     """Refuse a τ outside the range of its measure."""
     if confidence == "entropy":
@@ -104,11 +115,12 @@ def check_threshold(threshold: float, confidence: Confidence) -> None:
         )
 
 
-def parse_threshold(value: str | float, confidence: Confidence = "probability") -> float | None:
+def parse_threshold(value: str | float | None, confidence: Confidence = "probability") -> float | None:
     """Read τ as the command line takes it.
 
     Args:
-        value: ``"exact"``, or a number: in (0, 1] for probability and margin, ≥ 0 for entropy.
+        value: ``"exact"`` (or None, as Python callers may put it), or a number: in (0, 1] for probability and margin,
+            ≥ 0 for entropy.
         confidence: The measure that τ belongs to.
 
     Returns:
@@ -121,11 +133,11 @@ def parse_threshold(value: str | float, confidence: Confidence = "probability") 
         >>> parse_threshold("exact"), parse_threshold("0.9"), parse_threshold(1.0), parse_threshold(0, "entropy")
         (None, 0.9, None, None)
     """
-    if isinstance(value, str) and value.strip().lower() == "exact":
+    if value is None or (isinstance(value, str) and value.strip().lower() == "exact"):
         return None
     try:
         threshold = float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         raise InputError(
             f"--threshold {value!r} is neither exact nor a number", hint="for example exact, or 0.9"
         ) from None

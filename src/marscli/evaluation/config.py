@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from marscli.core.params import CONFIDENCES, Confidence, parse_threshold
+from marscli.core.params import CONFIDENCES, Confidence, check_seed, parse_threshold
 from marscli.errors import InputError
 
 
@@ -80,9 +80,8 @@ class EvalConfig:
         tasks = tuple(dict.fromkeys(_split(self.tasks)))
         if not tasks:
             raise InputError("--tasks names no task", hint="for example --tasks gsm8k; --list-tasks shows all names")
-        # None is how Python callers may spell the exact setting, as the fields of core do.
-        values = ["exact" if value is None else value for value in _split(self.threshold)]
-        thresholds = tuple(dict.fromkeys(parse_threshold(value, self.confidence) for value in values))
+        check_seed(self.seed)
+        thresholds = tuple(dict.fromkeys(parse_threshold(value, self.confidence) for value in _split(self.threshold)))
         if not thresholds:
             raise InputError("--threshold: the list is empty", hint="for example --threshold exact,0.95")
         for flag, value, least in (

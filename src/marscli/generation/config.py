@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from marscli.core.params import Confidence, DecodingParams, parse_threshold
 from marscli.errors import InputError
 
-DEVICES = "auto, cpu, cuda, cuda:N or mps"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("row", "none")
 
@@ -15,7 +14,7 @@ class GenerateConfig:
     """How text is generated; names and defaults are the command line's.
 
     Attributes:
-        threshold: ``"exact"``, or τ as a number or its text.
+        threshold: ``"exact"`` or None, or τ as a number or its text.
         block_size: None takes the checkpoint's.
         chat_template: None uses the tokenizer's template where it has one.
         batch_size: Rows decoded together; more prompts wait for a place.
@@ -28,7 +27,7 @@ class GenerateConfig:
     device: str = "auto"
     dtype: str = "auto"
     trust_remote_code: bool = False
-    threshold: str | float = "exact"
+    threshold: str | float | None = "exact"
     confidence: Confidence = "probability"
     verify: bool = False
     block_size: int | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marscli.core.params import check_seed
 from marscli.errors import InputError
 
 OBJECTIVES = ("mars", "ar")
@@ -88,7 +89,7 @@ class TrainConfig:
         for option in ("batch_size", "grad_accum", "save_steps", "max_steps", "limit"):
             _at_least(option, getattr(self, option), 1)
         _at_least("max_length", self.max_length, 2)
-        _at_least("seed", self.seed, 0)
+        check_seed(self.seed)
         if self.block_size < 2 and self.objective == "mars":
             raise InputError(
                 f"--block-size {self.block_size}: blocks of masks need at least 2 tokens",
