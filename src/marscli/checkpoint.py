@@ -102,13 +102,10 @@ def check_model_source(model: str | Path, option: str = "--model") -> None:
         InputError: The folder is missing or incomplete, or the name is neither a folder nor a Hub id.
     """
     folder = Path(model)
+    if folder.is_file():
+        raise InputError(f"{option} {model} is a file", hint="give the folder that holds config.json and the weights")
     if not folder.is_dir():
-        if folder.is_file():
-            raise InputError(
-                f"{option} {model} is a file", hint="give the folder that holds config.json and the weights"
-            )
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)) or str(model).startswith((".", "~")):
-            raise InputError(f"{option} {model}: there is no such folder", hint=_nearby(folder))
+        _check_hub_id(model, option)
         return
     names = sorted(path.name for path in folder.iterdir())
     if "config.json" not in names:
@@ -130,16 +127,26 @@ def check_tokenizer_source(tokenizer: str | Path, option: str = "--model") -> No
     """Refuse a folder without a tokenizer; Hub ids are left to `load_tokenizer`.
 
     Raises:
-        InputError: The folder holds no tokenizer file.
+        InputError: The folder is missing or holds no tokenizer file, or the name is neither a folder nor a Hub id.
     """
     folder = Path(tokenizer)
-    if folder.is_dir():
-        names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-        if not any((folder / name).is_file() for name in names):
-            raise InputError(
-                f"{option} {tokenizer} holds no tokenizer (tokenizer.json)",
-                hint="copy the base model's tokenizer files there, or name a tokenizer with --tokenizer",
-            )
+    if folder.is_file():
+        raise InputError(f"{option} {tokenizer} is a file", hint="give the folder that holds tokenizer.json")
+    if not folder.is_dir():
+        _check_hub_id(tokenizer, option)
+        return
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+    if not any((folder / name).is_file() for name in names):
+        raise InputError(
+            f"{option} {tokenizer} holds no tokenizer (tokenizer.json)",
+            hint="copy the base model's tokenizer files there, or name a tokenizer with --tokenizer",
+        )
+
+
+def _check_hub_id(name: str | Path, option: str) -> None:
+    """Refuse the name of a missing folder that cannot be a Hub id either."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) or str(name).startswith((".", "~")):
+        raise InputError(f"{option} {name}: there is no such folder", hint=_nearby(Path(name)))
 
 
 def _nearby(folder: Path) -> str:
@@ -308,7 +315,7 @@ def _from_hub(auto_class: Any, name: str, what: str, **options: Any) -> Any:
                 f"the {what} in {name} cannot be read: {first_line}", hint="is the folder complete and undamaged?"
             ) from error
         raise MarsError(
-            f"cannot get the {what} of {name} from the Hub: {first_line}",
+            f"{name} is no folder here, and its {what} cannot be had from the Hub: {first_line}",
             hint="check the name and the network (HF_HUB_OFFLINE, HF_TOKEN for gated models), or give a local folder",
         ) from error
 

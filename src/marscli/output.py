@@ -123,7 +123,9 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as handle:
+        # Half a character, as broken text has it, becomes its JSON escape: no reason to lose a result.
+        text = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
+        with temporary.open(mode, **text) as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())

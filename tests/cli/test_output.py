@@ -115,6 +115,11 @@ class Settings:
     rates: tuple[float, ...]
 
 
+def test_broken_text_costs_no_result(tmp_path):
+    write_jsonl(tmp_path / "x.jsonl", [{"id": "\ud800"}])
+    assert json.loads((tmp_path / "x.jsonl").read_text(encoding="utf-8")) == {"id": "\ud800"}
+
+
 def test_json_is_strict():
     value = {"settings": Settings(Path("a/b"), (1.0, math.nan, -math.inf)), 3: {"x"}}
     assert json.loads(to_json(value)) == {"settings": {"path": "a/b", "rates": [1.0, None, None]}, "3": ["x"]}

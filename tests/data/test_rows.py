@@ -82,6 +82,7 @@ def test_tool_calls_need_no_content_and_have_plain_arguments():
         ({"question": "Q", "answer": ""}, "empty response", "'answer' is empty"),
         ({"question": None, "answer": "A"}, "not text", "'question' must be text, not null"),
         ({"question": ["Q"], "answer": "A"}, "bad messages", "message 1"),
+        ({"question": "Q\ud800", "answer": "A"}, "not text", "half of a character"),
     ],
 )
 def test_bad_rows_say_what_is_wrong(data, reason, text):

@@ -72,7 +72,7 @@ def test_quiet_json_on_stdout_is_nothing_but_the_result(mars_model, expected, ca
 
 
 def test_prompt_from_stdin(mars_model, expected, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Why?\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffWhy?\n"))  # some Windows programs write the mark
     assert mars(capsys, "-m", mars_model, "-", "-n", 9)[1] == expected.text + "\n"
 
 
@@ -116,6 +116,8 @@ def test_a_file_of_prompts(mars_model, rows_file, tmp_path, capsys):
         (["Hi", "--output", "/dev/null/x/y.jsonl"], "cannot write there"),
         (["", "--no-chat-template"], "the prompt is empty"),
         (["word " * 100], "too many for the model's context of 64"),
+        (["Hi \udcff"], "half of a character"),
+        (["Hi", "--tokenizer", "no/such/folder/x"], "--tokenizer no/such/folder/x"),
         (["Hi", "--seed", "1" * 30], "--seed 1"),
         (["Hi", "--top-k", "1" * 30], "--top-k 1"),
         (["Hi", "--cache", "block"], "--cache: 'block' is not one of"),
@@ -138,6 +140,21 @@ def test_refused_input_leaves_no_folder(mars_model, rows_file, tmp_path, capsys)
     assert code == 2
     assert "rows.jsonl, line 2: the prompt has" in err
     assert not (tmp_path / "new").exists()
+
+
+def test_the_input_file_is_not_overwritten(mars_model, rows_file, capsys):
+    path = rows_file({"prompt": "Why?"})
+    code, _, err = mars(capsys, "-m", mars_model, "--input", path, "--output", path, "--force")
+    assert code == 2
+    assert "is the --input file" in err
+
+
+def test_places_are_allocated_for_the_prompts_there_are(mars_model, monkeypatch):
+    rows = []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: rows.append(engine.max_rows) or step(engine))
+    marscli.generate(str(mars_model), ["a", "b"], max_new_tokens=1, batch_size=10**9)
+    assert set(rows) == {2}
 
 
 def test_a_threshold_needs_a_mars_model(plain_model, rows_file, capsys):

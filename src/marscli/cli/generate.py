@@ -119,6 +119,8 @@ def generate(
         raise InputError(
             "--stream: JSON results are not streamed", hint="drop --stream, or --json, --input and --output"
         )
+    if output is not None and input_file is not None and output.resolve() == input_file.resolve():
+        raise InputError(f"--output {output} is the --input file", hint="write the results to another file")
     rows = [_prompt_row(prompt)] if input_file is None else _file_rows(input_file, prompt)
     partial = limit is not None and limit < len(rows)
     rows = rows[:limit]
@@ -155,7 +157,7 @@ def _prompt_row(prompt: str | None) -> PromptRow:
     if prompt != "-":
         return PromptRow(prompt=prompt)
     try:
-        return PromptRow(prompt=sys.stdin.read().rstrip("\n"))
+        return PromptRow(prompt=sys.stdin.read().removeprefix("\ufeff").rstrip("\n"))
     except UnicodeDecodeError as error:
         raise InputError(f"the prompt on stdin is not text ({error.reason})", hint="send UTF-8 text") from error
 

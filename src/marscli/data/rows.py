@@ -288,6 +288,10 @@ def _plain_call(call: Any) -> Any:
 
 def _text(value: Any, key: str) -> str:
     if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise RowError("not text", f"{key!r} holds {value[error.start]!r}, which is half of a character") from None
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):  # tables read a column of numerals as numbers
         return str(value)

@@ -240,7 +240,7 @@ class MarsLM(HFLM):
             mask_token_id=self.mask_token_id,
             eos_token_ids=self.eos_token_ids | self._special_stops(until),
             context_length=self.max_length,
-            max_rows=self.batch_size,
+            max_rows=min(self.batch_size, len(group)),  # the cache holds a place for each
         )
         asked: Counter[str] = Counter()
         answers: dict[int, Answer] = {}

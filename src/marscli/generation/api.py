@@ -223,7 +223,7 @@ class TextStream(Iterator[str]):
     def __init__(self, checkpoint: Checkpoint, job: Job, cfg: GenerateConfig) -> None:
         self.result: GenerationResult | None = None
         self._job = job
-        self._engine = _engine(checkpoint, cfg)
+        self._engine = _engine(checkpoint, cfg, max_rows=1)
         self._tokenizer = checkpoint.tokenizer
         self._chunks = self._run()
 
@@ -260,7 +260,7 @@ def iterate(
     Yields:
         Results in the order of the jobs, each as soon as it and all before it are done.
     """
-    engine = _engine(checkpoint, cfg)
+    engine = _engine(checkpoint, cfg, min(cfg.batch_size, len(jobs)))
     job_of = {engine.add(job.request): number for number, job in enumerate(jobs)}
     records: list[list[StepRecord]] = [[] for _ in jobs]
     done: dict[int, GenerationResult] = {}
@@ -279,12 +279,12 @@ def iterate(
             upcoming += 1
 
 
-def _engine(checkpoint: Checkpoint, cfg: GenerateConfig) -> Engine:
+def _engine(checkpoint: Checkpoint, cfg: GenerateConfig, max_rows: int) -> Engine:
     return Engine(
         checkpoint.model,
         mask_token_id=checkpoint.mask_token_id,
         eos_token_ids=checkpoint.eos_token_ids,
         context_length=checkpoint.context_length,
-        max_rows=cfg.batch_size,
+        max_rows=max_rows,  # the cache holds a place for each
         cache=cfg.cache,  # type: ignore[arg-type]  # checked by GenerateConfig
     )

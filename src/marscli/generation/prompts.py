@@ -20,6 +20,7 @@ OVERRIDES: dict[str, tuple[type, ...]] = {
     "temperature": (int, float),
     "seed": (int,),
 }
+_KINDS = {str: "a text", int: "a whole number", float: "a number"}
 _TEMPLATE_HINT = "change the messages, or use --no-chat-template with a plain prompt"
 
 
@@ -147,7 +148,7 @@ def row_from(value: Any, where: str) -> PromptRow:
         if wish is None:
             continue
         if isinstance(wish, bool) or not isinstance(wish, types):
-            raise row.error(f"{key} is {wish!r}", hint=f"{key} takes a {' or '.join(t.__name__ for t in types)}")
+            raise row.error(f"{key} is {wish!r}", hint=f"{key} takes {' or '.join(_KINDS[t] for t in types)}")
         overrides[key] = wish
     extra = {key: item for key, item in value.items() if key not in (*OVERRIDES, "prompt")}
     return PromptRow(value.get("prompt"), value.get("messages"), overrides, extra, where)
@@ -201,12 +202,20 @@ def encode(
         )
     if templated:
         text = _render(tokenizer, row, system)
-        # Templates write their own beginning-of-sequence token; the tokenizer must not add a second one.
-        ids = tokenizer(text, add_special_tokens=False).input_ids
     else:
         text = row.prompt or ""
         if not text:
             raise row.error("the prompt is empty", hint="write something for the model to continue")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise row.error(
+            f"the prompt holds {text[error.start]!r}, which is half of a character", hint="send UTF-8 text"
+        ) from error
+    if templated:
+        # Templates write their own beginning-of-sequence token; the tokenizer must not add a second one.
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+    else:
         has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
         ids = tokenizer(text, add_special_tokens=not has_bos).input_ids
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
