@@ -48,8 +48,8 @@ class Settings:
 
     problems: int = 10_000
     held_out: int = 300
-    ar_steps: int = 1400
-    mars_steps: int = 900
+    ar_steps: int = 1500
+    mars_steps: int = 1000
     batch_size: int = 16
     thresholds: tuple[float, ...] = (0.95, 0.9, 0.8, 0.6)
     timed: int = 10
