@@ -187,6 +187,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(base, data, tmp_path):
     assert "--lr" in caught.value.hint
     assert caught.value.exit_code == 1
     assert not (tmp_path / "x" / "config.json").exists()
+    with pytest.raises(MarsError):
+        train(base, data, tmp_path / "y", max_steps=20, lr=1e20, warmup_ratio=0)
+    assert not (tmp_path / "y").exists(), "a log without a checkpoint is of no use"
 
 
 def test_a_full_disk_is_told_as_such(tmp_path):

@@ -152,7 +152,7 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
     if not torch.isfinite(sums).all():
         raise MarsError(
             f"the weights are not finite after step {step}",
-            hint="try a lower --lr or --dtype float32; earlier checkpoints are kept, and --resume goes on from there",
+            hint="start again with a lower --lr, or with --dtype float32",
         )
 
 

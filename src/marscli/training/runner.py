@@ -107,12 +107,13 @@ def run(config: TrainConfig, *, progress: ProgressFactory | None = None) -> dict
         if config.resume and (folder / SUMMARY_FILE).is_file():
             logger.info(f"{folder} holds a finished run already; nothing is left to do")
             return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        checkpoint.resolve_device(config.device)
         data = _prepare_data(config)
         course = {**config.decides_course(), "examples": len(data.examples)}
         resumed = _find_checkpoint(folder, course) if config.resume else None
         if config.force:
             _remove_results(folder)
-        with _disk_errors(folder):
+        with _nothing_without_a_checkpoint(folder), _disk_errors(folder):
             return _train(config, folder, data, course, resumed, progress)
 
 
@@ -179,6 +180,17 @@ def _find_checkpoint(folder: Path, course: dict[str, Any]) -> _Resumed | None:
         )
     logger.info(f"resuming from {newest.folder}")
     return newest
+
+
+@contextmanager
+def _nothing_without_a_checkpoint(folder: Path) -> Iterator[None]:
+    """Where a run fails before its first checkpoint, take its log away: nothing could go on from it."""
+    try:
+        yield
+    except BaseException:
+        if not any(folder.glob("checkpoint-*")) and not (folder / "config.json").exists():
+            (folder / LOG_FILE).unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

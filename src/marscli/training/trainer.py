@@ -190,8 +190,8 @@ class MarsTrainer(Trainer):
         if not torch.isfinite(terms.loss):
             raise MarsError(
                 f"the loss is {terms.loss.item()} at step {self.state.global_step + 1}",
-                hint=f"try a lower --lr than {self.args.learning_rate:g}, a longer --warmup-ratio, or --dtype float32; "
-                "checkpoints saved before are kept, --resume goes on from the newest",
+                hint=f"start again with a lower --lr than {self.args.learning_rate:g}, a longer --warmup-ratio, or "
+                "--dtype float32",
             )
         # Processes average their gradients, but the counts are of all of them together.
         return terms.loss * self.args.world_size
