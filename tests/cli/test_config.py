@@ -83,6 +83,13 @@ def test_underscores_and_hyphens_are_the_same(seen, config_file):
     assert [(call["max_new_tokens"], call["chat_template"]) for call in seen] == [(3, True), (3, True)]
 
 
+def test_a_switch_by_its_negative_name(seen, config_file):
+    for text in ("no-verify: true\nno_chat_template: true", "verify: false\nchat-template: false"):
+        assert run(["work", "-m", "a", "--config", config_file(text)]) == 0
+    assert run(["work", "-m", "a", "--config", config_file("no-chat-template: false")]) == 0
+    assert [(call["verify"], call["chat_template"]) for call in seen] == [(False, False), (False, False), (False, True)]
+
+
 def test_an_empty_file_and_empty_values_change_nothing(seen, config_file):
     assert run(["work", "-m", "a", "--config", config_file("# nothing\n")]) == 0
     assert run(["work", "-m", "a", "--config", config_file("threshold:\n")]) == 0
@@ -126,3 +133,9 @@ def test_required_options_are_still_required(seen, config_file, capsys):
 def test_lists_are_comma_separated_or_repeated():
     assert options.split_list(["a, b", "c", "", "d,"]) == ["a", "b", "c", "d"]
     assert options.split_list(None) == []
+
+
+def test_paths_may_hold_a_comma(tmp_path):
+    (tmp_path / "a,b").touch()
+    assert options.split_paths([f"{tmp_path}/a,b", "c,d"]) == [f"{tmp_path}/a,b", "c", "d"]
+    assert options.split_paths(None) == []

@@ -208,6 +208,14 @@ def test_an_unknown_task_names_its_neighbours(model_dir, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_folders_with_tasks_are_comma_separated_or_repeated(tasks, tmp_path, capsys):
+    other = tmp_path / "a,b"
+    other.mkdir()
+    listing = ["eval", "--list-tasks", "--include-path"]
+    assert "--include-path /nowhere" in refused([*listing, f"{tasks.folder},/nowhere"], capsys)
+    assert "--include-path /nowhere" in refused([*listing, str(other), "--include-path", "/nowhere"], capsys)
+
+
 def test_the_list_of_tasks(capsys):
     assert run(["eval", "--list-tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -224,15 +232,17 @@ def test_code_is_run_only_with_consent(arguments, tasks, capsys):
     assert "--confirm-run-unsafe-code" in said
 
 
-def test_a_model_without_mars_training(arguments, tasks, tmp_path, capsys):
+def test_a_model_without_mars_training(arguments, tasks, tmp_path, capsys, monkeypatch):
     tokenizer = make_tokenizer(chat_template=False)
     tokenizer.save_pretrained(tmp_path / "plain")
     make_model(len(tokenizer), eos=[tokenizer.eos_token_id]).save_pretrained(tmp_path / "plain")
     command = [*arguments, "--tasks", tasks.sums(), "-n", "4", "-m", str(tmp_path / "plain")]
-    said = refused([*command, "--threshold", "0.9"], capsys)
-    assert "--threshold 0.9" in said
-    assert "mars train" in said
-    assert "--chat-template" in refused([*command, "--chat-template"], capsys)
+    with monkeypatch.context() as patch:
+        patch.setattr("marscli.checkpoint.load", None)  # both are refused before it
+        said = refused([*command, "--threshold", "0.9"], capsys)
+        assert "--threshold 0.9" in said
+        assert "mars train" in said
+        assert "--chat-template" in refused([*command, "--chat-template"], capsys)
     assert run(command) == 0
     assert capsys.readouterr().err.count("never MARS-trained") == 1
     document = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -250,6 +260,7 @@ def test_a_model_without_mars_training(arguments, tasks, tmp_path, capsys):
         (["--block-size", "0"], "--block-size 0"),
         (["-b", "0"], "--batch-size 0"),
         (["-n", "0"], "--max-new-tokens 0"),
+        (["-n", "1000000"], "--max-new-tokens 1000000"),
         (["--num-fewshot", "-1"], "--num-fewshot -1"),
         (["--data-root", "/nowhere"], "--data-root /nowhere"),
         (["--include-path", "/nowhere"], "--include-path /nowhere"),

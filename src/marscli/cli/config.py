@@ -31,9 +31,12 @@ def load_config(ctx: typer.Context, path: Path | None) -> Path | None:
         for option in getattr(param, "opts", [])
         if option.startswith("--") and option not in ("--config", "--help")
     }
+    negative = {option.removeprefix("--"): param for param in ctx.command.params for option in param.secondary_opts}
     defaults: dict[str, Any] = {}
     for key, value in _read_mapping(path).items():
         name = str(key).replace("_", "-")
+        if name in negative and isinstance(value, bool):  # no-stream: true
+            name, value = negative[name].opts[0].removeprefix("--"), not value
         param = names.get(name)
         if param is None:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)

@@ -7,7 +7,7 @@ import typer
 
 from marscli.cli import console, options
 from marscli.errors import InputError
-from marscli.evaluation.config import EvalConfig
+from marscli.evaluation.config import EvalConfig, task_folders
 
 TASKS = "Tasks"
 EXACT = ["exact"]
@@ -133,7 +133,7 @@ def eval_(
     """
     console.configure(quiet=quiet, no_progress=no_progress, debug=debug)
     if list_tasks:
-        _list_tasks(include_path or [], json)
+        _list_tasks(options.split_paths(include_path), json)
         return
     for option, value in (("--model", model), ("--tasks", tasks), ("--output-dir", output_dir)):
         if not value:
@@ -154,7 +154,7 @@ def eval_(
         chat_template=chat_template,
         system=system,
         log_samples=log_samples,
-        include_path=include_path or [],
+        include_path=[Path(name) for name in options.split_paths(include_path)],
         data_root=data_root,
         confirm_run_unsafe_code=confirm_run_unsafe_code,
         tokenizer=tokenizer,
@@ -178,10 +178,11 @@ def eval_(
     console.note(f"results are in {output_dir}")
 
 
-def _list_tasks(include_path: list[Path], json: bool) -> None:
+def _list_tasks(include_path: list[str], json: bool) -> None:
+    folders = task_folders(include_path)
     from marscli.evaluation.tasks import list_tasks
 
-    listed = list_tasks(include_path)
+    listed = list_tasks(folders)
     if json:
         from marscli.output import to_json
 

@@ -32,9 +32,14 @@ DATA = "Input and output"
 RUN = "Run"
 
 
-def split_list(values: Iterable[str] | None) -> list[str]:
+def split_list(values: Iterable[str | Path] | None) -> list[str]:
     """Flatten repeated and comma-separated values: ``["a,b", "c"]`` → ``["a", "b", "c"]``."""
     return [part.strip() for value in values or () for part in str(value).split(",") if part.strip()]
+
+
+def split_paths(values: Iterable[str | Path] | None) -> list[str]:
+    """`split_list` for names of files and folders: what exists as it stands is one name, commas or not."""
+    return [name for value in values or () for name in ([str(value)] if Path(value).exists() else split_list([value]))]
 
 
 Model = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help="Hub id or folder.", rich_help_panel=MODEL)]

@@ -123,7 +123,7 @@ def train(
     console.configure(quiet=quiet, no_progress=no_progress, debug=debug)
     cfg = TrainConfig(
         model=model,
-        dataset=dataset,
+        dataset=options.split_paths(dataset),
         output_dir=Path(output_dir),
         objective=objective,
         block_size=block_size,

@@ -93,12 +93,7 @@ class EvalConfig:
         ):
             if value is not None and value < least:
                 raise InputError(f"{flag} {value} is too small", hint=f"give a whole number of at least {least}")
-        include_path = tuple(Path(path).expanduser().resolve() for path in _split(self.include_path or ()))
-        for path in include_path:
-            if not path.is_dir():
-                raise InputError(
-                    f"--include-path {path}: no such folder", hint="name a folder with task files (*.yaml)"
-                )
+        include_path = task_folders(_split(self.include_path or ()))
         data_root = None if self.data_root is None else Path(self.data_root).expanduser().resolve()
         if data_root is not None and not data_root.is_dir():
             raise InputError(
@@ -128,6 +123,19 @@ class EvalConfig:
             else value
             for name, value in options.items()
         }
+
+
+def task_folders(names: Iterable[str | Path]) -> tuple[Path, ...]:
+    """The folders of ``--include-path``.
+
+    Raises:
+        InputError: One of them is not there.
+    """
+    folders = tuple(Path(name).expanduser().resolve() for name in names)
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"--include-path {folder}: no such folder", hint="name a folder with task files (*.yaml)")
+    return folders
 
 
 def threshold_label(threshold: float | None) -> str:

@@ -66,6 +66,8 @@ def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[st
             checkpoints.check_tokenizer_source(config.tokenizer, "--tokenizer")
         checkpoints.resolve_device(config.device)
         checkpoints.resolve_dtype(config.dtype)
+        block_size = _block_size(config)
+        chat_template = _uses_chat_template(config)
         tasks, groups = load_tasks(
             config.tasks,
             include_path=config.include_path,
@@ -74,7 +76,39 @@ def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[st
         )
         for task in tasks.values():
             _apply_options(task, config)
-        return _Evaluation(config, tasks, groups, folder, progress).run()
+        return _Evaluation(config, tasks, groups, block_size, chat_template, folder, progress).run()
+
+
+def _block_size(config: EvalConfig) -> int:
+    """B of the option or else the checkpoint; refuses what the model cannot do, by its settings alone."""
+    settings, context_length = checkpoints.load_settings(config.model, trust_remote_code=config.trust_remote_code)
+    if config.max_new_tokens is not None and config.max_new_tokens >= context_length:
+        raise InputError(
+            f"--max-new-tokens {config.max_new_tokens} leaves no room for a prompt in the context of {config.model}, "
+            f"{context_length} tokens",
+            hint=f"use {max(1, context_length // 2)} or less, or a model with a longer context",
+        )
+    if settings is not None:
+        return config.block_size or settings.block_size
+    inexact = [threshold_label(threshold) for threshold in config.threshold if threshold is not None]
+    if inexact:
+        raise InputError(
+            f"--threshold {inexact[0]}: {config.model} was never MARS-trained",
+            hint="train it with `mars train` first, or use --threshold exact",
+        )
+    logger.warning("%s was never MARS-trained: it decodes one token per forward", config.model)
+    return 1
+
+
+def _uses_chat_template(config: EvalConfig) -> bool:
+    tokenizer = checkpoints.load_tokenizer(config.tokenizer or config.model, trust_remote_code=config.trust_remote_code)
+    has_one = tokenizer.chat_template is not None
+    if config.chat_template and not has_one:
+        raise InputError(
+            f"--chat-template: the tokenizer of {config.tokenizer or config.model} has none",
+            hint="leave the option out, or take an instruction-tuned model",
+        )
+    return has_one if config.chat_template is None else config.chat_template
 
 
 @contextmanager
@@ -124,6 +158,8 @@ class _Evaluation:
         config: EvalConfig,
         tasks: Mapping[str, Task],
         groups: Mapping[str, Group],
+        block_size: int,
+        chat_template: bool,
         folder: Path | None,
         progress: Progress | None,
     ) -> None:
@@ -143,8 +179,8 @@ class _Evaluation:
         self.meta = collect_meta(
             config.resolved(), seed=config.seed, device=self.checkpoint.device, dtype=self.checkpoint.dtype
         )
-        self.block_size = self._block_size()
-        self.chat_template = self._uses_chat_template()
+        self.block_size = block_size
+        self.chat_template = chat_template
         self.lm = MarsLM(
             self.checkpoint.model,
             self.checkpoint.tokenizer,
@@ -157,28 +193,6 @@ class _Evaluation:
             seed=config.seed,
             progress=progress,
         )
-
-    def _block_size(self) -> int:
-        """B of the option or else the checkpoint; refuses a τ where the model cannot use one."""
-        if self.checkpoint.is_mars:
-            return self.config.block_size or self.checkpoint.block_size or 1
-        inexact = [threshold_label(threshold) for threshold in self.config.threshold if threshold is not None]
-        if inexact:
-            raise InputError(
-                f"--threshold {inexact[0]}: {self.checkpoint.name} was never MARS-trained",
-                hint="train it with `mars train` first, or use --threshold exact",
-            )
-        logger.warning("%s was never MARS-trained: it decodes one token per forward", self.checkpoint.name)
-        return 1
-
-    def _uses_chat_template(self) -> bool:
-        has_one = self.checkpoint.tokenizer.chat_template is not None
-        if self.config.chat_template and not has_one:
-            raise InputError(
-                f"--chat-template: the tokenizer of {self.checkpoint.name} has none",
-                hint="leave the option out, or take an instruction-tuned model",
-            )
-        return has_one if self.config.chat_template is None else self.config.chat_template
 
     def run(self) -> dict[str, Any]:
         """Run every task at every τ, save after each, and return the result document."""
