@@ -1,6 +1,7 @@
 """Manners of the command line that hold for every command: help, exit codes, the form of errors."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -171,3 +172,21 @@ def test_colour_only_on_a_terminal_and_not_with_no_color(no_color, colour):
     os.close(leader)
     assert "no such command" in text
     assert ("\x1b[" in text) is colour
+
+
+def test_a_note_beside_a_bar_gets_a_line_of_its_own():
+    import pty
+
+    leader, follower = pty.openpty()
+    program = (
+        "from marscli.cli import console\n"
+        "with console.progress('working', total=1) as advance: advance(); console.note('said meanwhile')"
+    )
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "", "COLUMNS": "80"}
+    subprocess.run([sys.executable, "-c", program], stderr=follower, env=environment)
+    os.close(follower)
+    text = os.read(leader, 65536).decode()
+    os.close(leader)
+    before, _, _ = text.partition("said meanwhile")
+    assert before != text
+    assert re.sub(r"\x1b\[[0-9;]*m", "", before).endswith(("\x1b[2K", "\n"))  # the bar's line was wiped

@@ -56,6 +56,7 @@ def test_rows_of_a_file(rows_file):
         ('{"messages": "hi"}', "messages is not a list"),
         ('{"messages": [{"content": "hi"}]}', r"messages\[0\] has no role"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\] has no content"),
+        ('{"messages": [{"role": "user", "content": 5}]}', r"messages\[0\] has int content"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "the last message is the assistant's"),
         ('{"prompt": "a", "max_new_tokens": "3"}', "line 1: max_new_tokens is '3'"),
         ('{"prompt": "a", "seed": true}', "seed is True"),

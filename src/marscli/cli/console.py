@@ -21,8 +21,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from marscli.errors import MarsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass
@@ -35,6 +39,7 @@ class Settings:
 
 
 settings = Settings()
+_bars: list["Console"] = []  # of the bars on screen, the innermost last: what is said meanwhile goes above it
 
 
 class _Handler(logging.Handler):
@@ -155,7 +160,11 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[..
         def advance(n: int = 1, status: str = "") -> None:
             bar.update(task, advance=n, **({"status": status} if status else {}))
 
-        yield advance
+        _bars.append(bar.console)
+        try:
+            yield advance
+        finally:
+            _bars.pop()
 
 
 def _stderr(message: str, style: str, *, label: str = "", label_style: str = "") -> None:
@@ -167,4 +176,4 @@ def _stderr(message: str, style: str, *, label: str = "", label_style: str = "")
     from rich.text import Text
 
     text = Text.assemble((f"{label}: ", label_style), message) if label else Text(message, style=style)
-    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+    (_bars[-1] if _bars else Console(stderr=True)).print(text, soft_wrap=True, highlight=False)

@@ -162,6 +162,9 @@ def _check_messages(row: PromptRow, messages: Any) -> None:
             raise row.error(f"messages[{index}] has no role", hint='write {"role": "user", "content": "…"}')
         if message.get("content") is None and not message.get("tool_calls"):
             raise row.error(f"messages[{index}] has no content", hint='write {"role": "user", "content": "…"}')
+        if not isinstance(message.get("content", ""), str | list | None):
+            kind = type(message["content"]).__name__
+            raise row.error(f"messages[{index}] has {kind} content, not text", hint="write the content as a string")
     if messages[-1]["role"] == "assistant":
         raise row.error("the last message is the assistant's", hint="leave it out: it is what the model will write")
 
