@@ -1,7 +1,7 @@
 """Write GSM8K's training problems as JSON lines for `mars train`, the calculator annotations `<<...>>` stripped.
 
-    python examples/prepare_gsm8k.py gsm8k_train.jsonl                            # from the Hub
-    python examples/prepare_gsm8k.py gsm8k_train.jsonl --data-root $DATA_ROOT     # from $DATA_ROOT/openai/gsm8k
+python examples/prepare_gsm8k.py gsm8k_train.jsonl                            # from the Hub
+python examples/prepare_gsm8k.py gsm8k_train.jsonl --data-root $DATA_ROOT     # from $DATA_ROOT/openai/gsm8k
 """
 
 import argparse
