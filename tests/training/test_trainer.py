@@ -1,4 +1,4 @@
-"""The Trainer subclass: accumulation, the order of the data, what is logged."""
+"""The Trainer subclass: accumulation, evaluation, balance and distillation, what is logged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import pytest
 import torch
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
+from marscli.core.layout import collate
 from marscli.data.encoding import Encoded
-from marscli.training.trainer import LengthGroupedSampler, MarsTrainer, TrainingSet
+from marscli.errors import MarsError
+from marscli.training.batching import RowSampler, TrainingSet
+from marscli.training.objective import Objective, label_counts, step_loss, term_weights
+from marscli.training.trainer import MarsTrainer, TermBalance
 from tiny_chat import make_model
 
 
@@ -35,12 +39,28 @@ class Gradients(TrainerCallback):
         self.logs.append(dict(logs))
 
 
-def train(tmp_path, *, batch_size, grad_accum, block_size=4, steps=3, ar_weight=0.5, data=None):
+def train(
+    tmp_path,
+    *,
+    batch_size,
+    grad_accum,
+    block_size=4,
+    steps=3,
+    data=None,
+    model=None,
+    random_offset=False,
+    ar_weight=0.5,
+    distill=False,
+    balance=False,
+    eval_batch_size=8,
+    **options,
+):
     kept = Gradients()
     arguments = TrainingArguments(
         output_dir=str(tmp_path),
         max_steps=steps,
         per_device_train_batch_size=batch_size,
+        per_device_eval_batch_size=eval_batch_size,
         gradient_accumulation_steps=grad_accum,
         learning_rate=1e-3,
         logging_steps=1,
@@ -52,12 +72,13 @@ def train(tmp_path, *, batch_size, grad_accum, block_size=4, steps=3, ar_weight=
         dataloader_pin_memory=False,
     )
     trainer = MarsTrainer(
-        model=make_model(),
+        model=model or make_model(),
         args=arguments,
-        train_set=TrainingSet(data or examples(), block_size=block_size, mask_token_id=3),
+        train_set=TrainingSet(data or examples(), block_size=block_size, mask_token_id=3, random_offset=random_offset),
         pad_token_id=2,
-        ar_weight=ar_weight,
+        objective=Objective(ar_weight=ar_weight, distill=distill, balance=balance),
         callbacks=[kept],
+        **options,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -87,8 +108,8 @@ def test_log_lines(tmp_path):
         assert set(line["accuracy"]) == {"0", "1", "2", "3", "4"}
         assert line["tokens_per_second"] > 0
     data = trainer.train_set
-    batches = list(LengthGroupedSampler(data.lengths(), 4, 42))[:12]
-    assert trainer.entries_seen == sum(data.lengths()[i] for i in batches)
+    picks = list(RowSampler(data.lengths(), 4, 42))[:12]
+    assert trainer.entries_seen == sum(data.lengths()[i] for pick in picks for i in pick.examples)
 
 
 def test_a_data_set_of_one_row_trains(tmp_path):
@@ -97,27 +118,75 @@ def test_a_data_set_of_one_row_trains(tmp_path):
     assert kept.logs[-1]["loss"] < kept.logs[0]["loss"]
 
 
-def test_order_groups_lengths_and_depends_on_seed_and_epoch_alone():
-    lengths = torch.randint(5, 200, (203,), generator=torch.Generator().manual_seed(0)).tolist()
-    sampler = LengthGroupedSampler(lengths, 8, seed=1)
-    order = list(sampler)
-    assert sorted(order) == list(range(203))
-    assert order == list(LengthGroupedSampler(lengths, 8, seed=1))
-    sampler.set_epoch(1)
-    assert list(sampler) != order
-    spread = [
-        max(group) - min(group)
-        for group in ([lengths[i] for i in order[start : start + 8]] for start in range(0, 200, 8))
-    ]
-    assert max(spread) < 30
+@pytest.mark.parametrize("packing", [False, True])
+def test_what_is_drawn_for_a_run_is_drawn_again(tmp_path, packing):
+    """Two runs of the same seed take the same steps, whatever is drawn for them."""
+    options = {"packing": packing, "random_offset": True, "block_curriculum": True}
+    first, _ = train(tmp_path, batch_size=2, grad_accum=2, **options)
+    second, _ = train(tmp_path, batch_size=2, grad_accum=2, **options)
+    assert [log["loss"] for log in first.logs] == [log["loss"] for log in second.logs]
 
 
-def test_lengths_that_differ_little_are_not_grouped():
-    """Examples of one length are often of one kind."""
-    lengths = torch.randint(80, 120, (160,), generator=torch.Generator().manual_seed(0)).tolist()
-    order = list(LengthGroupedSampler(lengths, 8, seed=1))
-    assert sorted(order) == list(range(160))
-    spread = [
-        max(lengths[i] for i in order[s : s + 8]) - min(lengths[i] for i in order[s : s + 8]) for s in range(0, 160, 8)
-    ]
-    assert sum(spread) / len(spread) > 20
+def test_packing_trains_on_every_example(tmp_path):
+    """Sixteen examples in few rows: an epoch is as many labels as without."""
+    plain, whole = train(tmp_path, batch_size=16, grad_accum=1, steps=1)
+    packed, trainer = train(tmp_path, batch_size=16, grad_accum=1, steps=1, packing=True, max_length=60)
+    assert len(trainer.get_train_dataloader().dataset) == 16
+    assert trainer.entries_seen == whole.entries_seen
+    assert packed.logs[0]["loss"] == pytest.approx(plain.logs[0]["loss"], abs=1e-5)
+    for a, b in zip(plain.steps[0], packed.steps[0], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_evaluation_is_a_mean_over_labels(tmp_path):
+    """However the held-out examples are batched, their loss is the sum over labels by the number of labels."""
+    held_out = TrainingSet(examples(7), block_size=4, mask_token_id=3)
+    _, trainer = train(tmp_path, batch_size=4, grad_accum=1, steps=1, eval_set=held_out, eval_batch_size=2)
+    metrics = trainer.evaluate()
+    batch = collate([held_out[i] for i in range(7)], 2)
+    weights = term_weights(label_counts([batch], 4))
+    with torch.no_grad():
+        terms = step_loss(trainer.model, batch, weights, most_offsets=4)
+    masked, clean = (terms.sums * weights).tolist()
+    assert metrics["eval_loss_masked"] == pytest.approx(masked, abs=1e-5)
+    assert metrics["eval_loss_clean"] == pytest.approx(clean, abs=1e-5)
+    assert metrics["eval_loss"] == pytest.approx(masked + 0.5 * clean, abs=1e-5)
+    assert trainer.model.training
+
+
+def test_distillation_logs_the_distance_to_the_clean_stream(tmp_path):
+    plain, _ = train(tmp_path, batch_size=4, grad_accum=1, steps=1)
+    distilled, _ = train(tmp_path, batch_size=4, grad_accum=1, steps=1, distill=True)
+    assert distilled.logs[0]["loss_clean"] == plain.logs[0]["loss_clean"]
+    assert distilled.logs[0]["loss_masked"] != plain.logs[0]["loss_masked"]
+    assert distilled.logs[0]["accuracy"] == plain.logs[0]["accuracy"]
+
+
+def test_balance_scales_the_clean_term_to_the_masked_one():
+    balance = TermBalance()
+    assert balance.factor == 1.0
+    for _ in range(300):
+        balance.update(3.0, 1.5)
+    assert balance.factor == pytest.approx(2.0)
+    balance.update(3.0, 0.0)
+    assert balance.factor < 3
+    for _ in range(300):
+        balance.update(3.0, 0.0)
+    assert balance.factor == 10.0
+
+
+def test_balance_changes_the_steps_after_the_first(tmp_path):
+    plain, _ = train(tmp_path, batch_size=4, grad_accum=1, ar_weight=0.2)
+    balanced, trainer = train(tmp_path, batch_size=4, grad_accum=1, ar_weight=0.2, balance=True)
+    for a, b in zip(plain.steps[0], balanced.steps[0], strict=True):
+        assert torch.equal(a, b)
+    assert any(not torch.equal(a, b) for a, b in zip(plain.steps[1], balanced.steps[1], strict=True))
+    assert trainer.balance.state()["attributes"]["means"] == trainer.balance.means
+
+
+def test_a_loss_that_is_no_number_stops_before_the_update(tmp_path):
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight[5] = torch.inf
+    with pytest.raises(MarsError, match=r"the loss is .* at step 1"):
+        train(tmp_path, batch_size=2, grad_accum=2, model=model)

@@ -11,7 +11,7 @@ Positions follow AR models everywhere: the logits of the entry at position t pre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class TrainingExample:
         position_ids: A mask has the position of the token that it stands for.
         targets: The token that each entry's logits are trained on, `NO_TARGET` where none. Already shifted.
         offsets: 0 for a clean entry, i ≥ 1 for the i-th mask of its block.
+        context_start: See `Visibility`; the slot of the example's first token, 0 unless it was packed behind others.
         context_end: See `Visibility`; a clean entry's own slot, or the start of a mask's block.
         group_start: See `Visibility`; the entry's own slot, or that of the first mask of its block.
     """
@@ -38,6 +39,7 @@ class TrainingExample:
     position_ids: Tensor
     targets: Tensor
     offsets: Tensor
+    context_start: Tensor
     context_end: Tensor
     group_start: Tensor
 
@@ -63,7 +65,8 @@ def ar_example(ids: Sequence[int], turns: Sequence[tuple[int, int]]) -> Training
     for start, end in turns:
         first = max(start, 1)
         targets[first - 1 : end - 1] = tokens[first:end]
-    return TrainingExample(tokens, positions, targets, torch.zeros_like(tokens), positions, positions)
+    zeros = torch.zeros_like(tokens)
+    return TrainingExample(tokens, positions, targets, zeros, zeros, positions, positions)
 
 
 def two_stream_example(
@@ -72,6 +75,7 @@ def two_stream_example(
     *,
     block_size: int,
     mask_token_id: int,
+    first_block: int | None = None,
 ) -> TrainingExample:
     """Lay out one example for MARS: the clean stream of `ar_example`, then each response as blocks of masks.
 
@@ -80,6 +84,8 @@ def two_stream_example(
         turns: As for `ar_example`; every response starts a block of its own.
         block_size: B.
         mask_token_id: The mask token.
+        first_block: Size of each response's first block, 1 … B; B by default, as in the paper. Drawn anew for every
+            example it trains every position at every offset.
 
     Returns:
         L + R entries. The mask at position i is trained on token i + 1, if that is of the same response: R − 1 targets
@@ -108,7 +114,9 @@ def two_stream_example(
     slot = len(clean)
     for start, end in turns:
         positions = torch.arange(start, end)
-        index_in_block = (positions - start) % block_size
+        # The first block, if it is shorter, is one whose beginning lies before the response.
+        before = 0 if first_block is None else block_size - first_block
+        index_in_block = torch.minimum((positions - start + before) % block_size, positions - start)
         targets = torch.full_like(positions, NO_TARGET)
         targets[:-1] = clean.input_ids[start + 1 : end]
         streams.append(
@@ -117,27 +125,65 @@ def two_stream_example(
                 position_ids=positions,
                 targets=targets,
                 offsets=index_in_block + 1,
+                context_start=torch.zeros_like(positions),
                 context_end=positions - index_in_block,
                 group_start=slot + torch.arange(end - start) - index_in_block,
             )
         )
         slot += end - start
-    return TrainingExample(*(torch.cat(parts) for parts in zip(*(vars(s).values() for s in streams), strict=True)))
+    return _concatenated(streams)
+
+
+def pack(examples: Sequence[TrainingExample]) -> TrainingExample:
+    """Put examples behind one another in one row. Both streams of each stay apart from all others'; positions restart.
+
+    Example:
+        A prompt of one token with a response of two, twice:
+
+        >>> e = two_stream_example([7, 4, 5], [(1, 3)], block_size=2, mask_token_id=0)
+        >>> print(collate([pack([e, e])], pad_token_id=9).visibility.picture())
+        █·········
+        ██········
+        ███·······
+        █··█······
+        █··██·····
+        ·····█····
+        ·····██···
+        ·····███··
+        ·····█··█·
+        ·····█··██
+    """
+    shifted = []
+    first_slot = 0
+    for example in examples:
+        slots = {name: getattr(example, name) + first_slot for name in ("context_start", "context_end", "group_start")}
+        shifted.append(replace(example, **slots))
+        first_slot += len(example)
+    return _concatenated(shifted)
+
+
+def _concatenated(parts: Sequence[TrainingExample]) -> TrainingExample:
+    return TrainingExample(*(torch.cat(tensors) for tensors in zip(*(vars(p).values() for p in parts), strict=True)))
 
 
 class TrainingBatch(TrainingExample):
-    """Examples padded to one length on the right: the same fields, (B, T). Padding has no target, sees only itself."""
+    """Rows padded to one length on the right: the same fields, (B, T). Padding has no target, sees only itself."""
 
     @property
     def visibility(self) -> Visibility:
         """Who sees whom in this batch."""
         slot = torch.arange(self.input_ids.shape[1], device=self.input_ids.device).expand_as(self.input_ids)
-        return Visibility(torch.zeros_like(slot), self.context_end, self.group_start, slot)
+        return Visibility(self.context_start, self.context_end, self.group_start, slot)
+
+    @property
+    def clean_slot(self) -> Tensor:
+        """(B, T), the slot of the clean entry at each entry's position: itself, or the token that a mask stands for."""
+        return self.context_start + self.position_ids
 
 
-def collate(examples: Sequence[TrainingExample], pad_token_id: int) -> TrainingBatch:
-    """Pad examples to the longest of them."""
-    width = max(len(example) for example in examples)
+def collate(examples: Sequence[TrainingExample], pad_token_id: int, multiple_of: int = 1) -> TrainingBatch:
+    """Pad rows to the longest of them, rounded up to a multiple."""
+    width = -(-max(len(example) for example in examples) // multiple_of) * multiple_of
     own_slot = torch.arange(width)
 
     def pad(name: str, fill: int | Tensor) -> Tensor:
@@ -152,6 +198,7 @@ def collate(examples: Sequence[TrainingExample], pad_token_id: int) -> TrainingB
         position_ids=pad("position_ids", 0),
         targets=pad("targets", NO_TARGET),
         offsets=pad("offsets", 0),
+        context_start=pad("context_start", 0),
         context_end=pad("context_end", 0),
         group_start=pad("group_start", own_slot),
     )

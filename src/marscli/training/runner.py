@@ -22,6 +22,7 @@ from marscli.data.prepare import DataReport, encode_conversations, read_conversa
 from marscli.errors import InputError, MarsError
 from marscli.meta import collect_meta
 from marscli.output import prepared_output_dir, write_json, write_text
+from marscli.training.batching import TrainingSet
 from marscli.training.callbacks import (
     RUN_FILE,
     CheckpointCallback,
@@ -34,8 +35,9 @@ from marscli.training.callbacks import (
 )
 from marscli.training.card import model_card
 from marscli.training.config import TrainConfig
+from marscli.training.objective import Objective
 from marscli.training.plot import plot_training
-from marscli.training.trainer import MarsTrainer, TrainingSet
+from marscli.training.trainer import MarsTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +266,8 @@ def _train(
             args=_training_arguments(config, folder, device, dtype, steps),
             train_set=TrainingSet(data.examples, block_size=block_size, mask_token_id=mask_token_id),
             pad_token_id=pad if pad is not None else loaded.eos_token_ids[0],
-            ar_weight=config.ar_weight if config.objective == "mars" else 1.0,
+            objective=Objective(ar_weight=config.ar_weight if config.objective == "mars" else 1.0),
+            max_length=config.max_length,
             callbacks=[CheckpointCallback(data.tokenizer, course), stop, log, ProgressCallback(advance)],
         )
         trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is for results
