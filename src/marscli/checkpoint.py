@@ -5,6 +5,9 @@ A MARS checkpoint is an ordinary causal LM whose tokenizer names a mask token an
     "mask_token_id": 16, "pard_token": 16,
     "mars": {"version": 1, "block_size": 4, "ar_weight": 1.0, "base_model": "..."}
 
+Adapters (LoRA) have no ``config.json`` of their own: those keys are in ``mars.json`` beside ``adapter_config.json``,
+which names the base model. `load` merges them into it, so that decoding meets an ordinary model.
+
 The mask token adds no parameter: it takes a spare embedding row, or a reserved token of the model's own vocabulary.
 No code from a checkpoint is run unless asked for, and only safetensors weights are read.
 
@@ -13,10 +16,13 @@ No code from a checkpoint is run unless asked for, and only safetensors weights 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
     import torch
 
 METADATA_VERSION = 1
+METADATA_KEYS = ("mars", "mask_token_id", "pard_token")
+ADAPTER_CONFIG, ADAPTER_METADATA = "adapter_config.json", "mars.json"
 NEW_MASK_TOKEN = "<|mask|>"
 
 # Reserved tokens that model families ship and never train on, best first.
@@ -108,7 +116,9 @@ def check_model_source(model: str | Path, option: str = "--model") -> None:
         _check_hub_id(model, option)
         return
     names = sorted(path.name for path in folder.iterdir())
-    if "config.json" not in names:
+    if ADAPTER_CONFIG in names:
+        check_model_source(base_of(model), f"{model}/{ADAPTER_CONFIG}: base model")
+    elif "config.json" not in names:
         found = ", ".join(names[:8]) or "nothing"
         raise InputError(f"{option} {model} holds no config.json (found: {found})", hint=_nearby(folder / "x"))
     if not any(name.endswith(".safetensors") for name in names):
@@ -233,20 +243,24 @@ def load(
     from marscli.core.model import check_decodable
 
     name = str(model)
-    config = _from_hub(AutoConfig, name, "config", trust_remote_code=trust_remote_code)
+    base = base_of(name)
+    config = _from_hub(AutoConfig, base, "config", trust_remote_code=trust_remote_code)
     check_decodable(config, name)
     mars = _metadata(config, name)
     loaded_tokenizer = load_tokenizer(tokenizer or model, trust_remote_code=trust_remote_code)
     try:
         loaded_model = _from_hub(
             AutoModelForCausalLM,
-            name,
+            base,
             "weights",
             config=config,
             dtype=torch_dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-        ).to(torch_device)
+        )
+        if base != name:
+            loaded_model = _merge_adapter(loaded_model, name)
+        loaded_model = loaded_model.to(torch_device)
     except torch.OutOfMemoryError as error:
         raise MarsError(
             f"{name} does not fit into the memory of {torch_device}", hint="try --dtype bfloat16"
@@ -278,7 +292,7 @@ def load_settings(model: str | Path, *, trust_remote_code: bool = False) -> tupl
 
     from marscli.core.model import check_decodable
 
-    config = _from_hub(AutoConfig, str(model), "config", trust_remote_code=trust_remote_code)
+    config = _from_hub(AutoConfig, base_of(model), "config", trust_remote_code=trust_remote_code)
     check_decodable(config, str(model))
     return _metadata(config, str(model)), config.get_text_config().max_position_embeddings
 
@@ -295,12 +309,38 @@ def load_tokenizer(tokenizer: str | Path, *, trust_remote_code: bool = False) ->
     return _from_hub(AutoTokenizer, str(tokenizer), "tokenizer", trust_remote_code=trust_remote_code)
 
 
-def _from_hub(auto_class: Any, name: str, what: str, **options: Any) -> Any:
-    """``from_pretrained`` with errors that say what to do."""
+def base_of(model: str | Path) -> str:
+    """Where config and weights are: the base model of a folder of adapters, else the model itself.
+
+    Raises:
+        InputError: The adapters name no base model.
+    """
+    path = Path(model) / ADAPTER_CONFIG
+    if not path.is_file():
+        return str(model)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, OSError) as error:
+        raise InputError(f"{path} names no base model", hint="is the folder complete and undamaged?") from error
+
+
+def _merge_adapter(model: Any, folder: str) -> Any:
+    """The model with the adapters of a folder merged in: an ordinary model again."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise InputError(
+            f"--model {folder} holds adapters, which need the package peft", hint="pip install 'marscli[lora]'"
+        ) from error
+    return _from_hub(partial(PeftModel.from_pretrained, model), folder, "adapters").merge_and_unload()
+
+
+def _from_hub(load: Any, name: str, what: str, **options: Any) -> Any:
+    """``from_pretrained``, of a class or by itself, with errors that say what to do."""
     from safetensors import SafetensorError
 
     try:
-        return auto_class.from_pretrained(name, **options)
+        return getattr(load, "from_pretrained", load)(name, **options)
     except MarsError:
         raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -329,9 +369,10 @@ def eos_token_ids(model: str | Path, tokenizer: Any) -> tuple[int, ...]:
     """
     from transformers import AutoConfig, GenerationConfig
 
-    config = AutoConfig.from_pretrained(model)
+    base = base_of(model)
+    config = AutoConfig.from_pretrained(base)
     try:
-        generation_config = GenerationConfig.from_pretrained(model)
+        generation_config = GenerationConfig.from_pretrained(base)
     except OSError:  # the file is optional
         generation_config = None
     return _eos_token_ids(generation_config, config.get_text_config(), tokenizer)
@@ -347,6 +388,9 @@ def _eos_token_ids(generation_config: Any, config: Any, tokenizer: Any) -> tuple
 
 
 def _metadata(config: Any, name: str) -> MarsMetadata | None:
+    path = Path(name) / ADAPTER_METADATA
+    if path.is_file():  # of adapters, whose config is the base model's
+        _set_metadata(config, json.loads(path.read_text(encoding="utf-8")))
     block = getattr(config, "mars", None)
     if block is None:
         return None
@@ -401,7 +445,14 @@ def choose_mask_token(tokenizer: Any, embedding_rows: int) -> tuple[str, int]:
     )
 
 
-def save(directory: str | Path, model: Any, tokenizer: Any, *, mars: MarsMetadata | None) -> None:
+def save(
+    directory: str | Path,
+    model: Any,
+    tokenizer: Any,
+    *,
+    mars: MarsMetadata | None,
+    state_dict: Mapping[str, Any] | None = None,
+) -> None:
     """Write an ordinary checkpoint folder: safetensors weights, config, generation config, tokenizer, chat template.
 
     Files are written beside their places and moved in, weights first and ``config.json`` last, so that a broken-off
@@ -412,28 +463,69 @@ def save(directory: str | Path, model: Any, tokenizer: Any, *, mars: MarsMetadat
         model: A transformers causal LM; its dtype is what is written.
         tokenizer: Its tokenizer.
         mars: None for a plain AR checkpoint.
+        state_dict: The weights, where the model holds only a part of them (FSDP, DeepSpeed).
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    config = model.config
-    config.use_cache = True  # the trainer switches it off
-    for key in ("mars", "mask_token_id", "pard_token"):
-        if hasattr(config, key):
-            delattr(config, key)
-    if mars is not None:
-        config.mask_token_id = mars.mask_token_id
-        config.pard_token = mars.mask_token_id  # vLLM's name for it in a parallel draft model
-        config.mars = {
+    model.config.use_cache = True  # the trainer switches it off
+    _set_metadata(model.config, _metadata_keys(mars))
+    _save_in(directory, tokenizer, partial(model.save_pretrained, state_dict=state_dict), last="config.json")
+
+
+def save_adapter(directory: str | Path, model: Any, tokenizer: Any, *, mars: MarsMetadata | None) -> None:
+    """Write a folder of adapters, which `load` and peft's auto classes load; as `save` does.
+
+    Args:
+        directory: Where to; made if missing. Other files in it are left alone.
+        model: A `peft.PeftModel`.
+        tokenizer: Its tokenizer.
+        mars: None for a plain AR model.
+    """
+    for adapter in model.peft_config.values():
+        base = Path(adapter.base_model_name_or_path)
+        if base.is_dir():  # a relative path would be lost when the folder moves
+            adapter.base_model_name_or_path = str(base.resolve())
+
+    def write(folder: Path) -> None:
+        # Only the adapters and the mask token's row; peft would add the whole embedding of a tied model.
+        model.save_pretrained(folder, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty card
+        if mars is not None:
+            (folder / ADAPTER_METADATA).write_text(json.dumps(_metadata_keys(mars), indent=2), encoding="utf-8")
+
+    _save_in(directory, tokenizer, write, last=ADAPTER_CONFIG)
+
+
+def _metadata_keys(mars: MarsMetadata | None) -> dict[str, Any]:
+    if mars is None:
+        return {}
+    return {
+        "mask_token_id": mars.mask_token_id,
+        "pard_token": mars.mask_token_id,  # vLLM's name for it in a parallel draft model
+        "mars": {
             "version": METADATA_VERSION,
             "block_size": mars.block_size,
             "ar_weight": mars.ar_weight,
             "base_model": mars.base_model,
-        }
+        },
+    }
+
+
+def _set_metadata(config: Any, values: Mapping[str, Any]) -> None:
+    """Give a config these MARS keys, and none of another training."""
+    for key in METADATA_KEYS:
+        if hasattr(config, key):
+            delattr(config, key)
+    for key, value in values.items():
+        setattr(config, key, value)
+
+
+def _save_in(directory: str | Path, tokenizer: Any, write: Callable[[Path], Any], last: str) -> None:
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=directory))
     try:
-        model.save_pretrained(staging)
+        write(staging)
         tokenizer.save_pretrained(staging)
-        for path in sorted(staging.iterdir(), key=lambda path: (path.name == "config.json", path.suffix == ".json")):
+        for path in sorted(staging.iterdir(), key=lambda path: (path.name == last, path.suffix == ".json")):
             path.replace(directory / path.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

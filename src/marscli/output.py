@@ -38,6 +38,7 @@ def prepared_output_dir(
     force: bool = False,
     resume: bool = False,
     option: str = "--output-dir",
+    hint: str = "choose another folder, or add --force to replace them",
 ) -> Iterator[Path]:
     """Create a folder for results, test it, and clean up behind a refused run.
 
@@ -47,6 +48,7 @@ def prepared_output_dir(
         force: Existing files may be replaced.
         resume: Existing files belong to the run that is continued.
         option: The option to name in errors.
+        hint: What to do where one of the files exists.
 
     Yields:
         The folder.
@@ -58,7 +60,7 @@ def prepared_output_dir(
     made = _make_folder(folder, option)
     try:
         if not (force or resume):
-            _refuse_existing(folder, files, option)
+            _refuse_existing(folder, files, option, hint)
         yield folder
     except BaseException:
         for directory in reversed(made):
@@ -102,13 +104,13 @@ def _make_folder(folder: Path, option: str) -> list[Path]:
     return made
 
 
-def _refuse_existing(folder: Path, files: Iterable[str], option: str) -> None:
+def _refuse_existing(folder: Path, files: Iterable[str], option: str, hint: str) -> None:
     found = sorted({match.name for pattern in files for match in folder.glob(pattern)})
     if found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise InputError(
             f"{option} {folder}: the folder holds results already ({shown})",
-            hint="choose another folder, or add --force to replace them",
+            hint=hint,
         )
 
 

@@ -18,7 +18,7 @@ import marscli
 from marscli.core.decoding import Engine, Request, decode
 from marscli.core.params import DecodingParams
 from marscli.errors import InputError, MarsError
-from marscli.training import callbacks, runner
+from marscli.training import callbacks, checkpoints
 from marscli.training.callbacks import read_log
 from tiny_chat import make_model, make_tokenizer, save_model, sums, write_rows
 
@@ -194,7 +194,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(base, data, tmp_path):
 
 def test_a_full_disk_is_told_as_such(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(MarsError) as caught, runner._disk_errors(tmp_path):
+    with pytest.raises(MarsError) as caught, checkpoints.disk_errors(tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert f"the disk of {tmp_path} is full" in caught.value.message
     assert "--resume" in caught.value.hint

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from marscli.errors import MarsError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 
 @dataclass
@@ -88,6 +88,13 @@ def echo(text: str, *, end: str = "\n") -> None:
     """Write a part of the result to stdout, at once."""
     sys.stdout.write(text + end)
     sys.stdout.flush()
+
+
+def show(result: "RenderableType") -> None:
+    """Write a result that rich lays out to stdout; in colour on a terminal only."""
+    from rich.console import Console
+
+    Console(highlight=False).print(result, soft_wrap=True)
 
 
 def note(message: str) -> None:

@@ -37,6 +37,25 @@ def train(
             "--ar-weight", help="Weight of the clean stream's loss; 0 leaves it out.", rich_help_panel=LEARNING
         ),
     ] = 1.0,
+    distill: Annotated[
+        bool,
+        typer.Option(
+            "--distill", help="Teach the masks the clean stream's own distribution.", rich_help_panel=LEARNING
+        ),
+    ] = False,
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Weigh the two losses as the run goes.", rich_help_panel=LEARNING)
+    ] = False,
+    random_offset: Annotated[
+        bool,
+        typer.Option("--random-offset", help="Begin each block grid at a random place.", rich_help_panel=LEARNING),
+    ] = False,
+    block_curriculum: Annotated[
+        bool,
+        typer.Option(
+            "--block-curriculum", help="Blocks grow from 2 to B over the first half.", rich_help_panel=LEARNING
+        ),
+    ] = False,
     epochs: Annotated[float, typer.Option("--epochs", help="Passes over the data.", rich_help_panel=LEARNING)] = 5,
     max_steps: Annotated[
         int | None,
@@ -52,7 +71,7 @@ def train(
         float, typer.Option("--warmup-ratio", help="Share of the steps with a rising rate.", rich_help_panel=LEARNING)
     ] = 0.03,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", "-b", help="Examples per forward.", rich_help_panel=LEARNING)
+        int, typer.Option("--batch-size", "-b", help="Examples per device and forward.", rich_help_panel=LEARNING)
     ] = 8,
     grad_accum: Annotated[
         int, typer.Option("--grad-accum", help="Forwards per optimizer step.", rich_help_panel=LEARNING)
@@ -63,14 +82,113 @@ def train(
             "--max-length", help="Longest example in tokens; what is longer is cut.", rich_help_panel=LEARNING
         ),
     ] = 512,
+    packing: Annotated[
+        bool,
+        typer.Option("--packing/--no-packing", help="Several examples a row, kept apart.", rich_help_panel=LEARNING),
+    ] = False,
+    activation_checkpointing: Annotated[
+        bool,
+        typer.Option("--activation-checkpointing", help="Less memory, more time.", rich_help_panel=LEARNING),
+    ] = False,
+    lora_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--lora-rank",
+            metavar="N",
+            help="Train adapters (all linear layers) and the mask's embedding only. Needs peft.",
+            show_default=False,
+            rich_help_panel=LEARNING,
+        ),
+    ] = None,
+    lora_alpha: Annotated[
+        float | None,
+        typer.Option(
+            "--lora-alpha", help="Scale of the adapters. Default: 2·N.", show_default=False, rich_help_panel=LEARNING
+        ),
+    ] = None,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge",
+            help="Merge the adapters: an ordinary checkpoint, not the adapters alone.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = False,
     save_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--save-steps",
+            metavar="N",
+            help="Steps between two checkpoints, which then stay. Default: 500, and none stays after the last step.",
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
+    eval_dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--eval-dataset",
+            metavar="DATA",
+            help="Held-out data: its loss is measured on the way. As --dataset.",
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
+    eval_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--eval-steps",
+            metavar="N",
+            help="Steps between two measurements. Default: --save-steps.",
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
+    early_stopping: Annotated[
+        int | None,
+        typer.Option(
+            "--early-stopping",
+            metavar="N",
+            help="Stop after N measurements without a lower loss; the best checkpoint is the result.",
+            show_default=False,
+            rich_help_panel=LEARNING,
+        ),
+    ] = None,
+    report_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--report-to",
+            metavar="NAMES",
+            help="Send the log there too: tensorboard, wandb, ... (if installed).",
+            rich_help_panel=options.RUN,
+        ),
+    ] = None,
+    num_processes: Annotated[
         int,
-        typer.Option("--save-steps", help="Steps between two checkpoints on the way.", rich_help_panel=options.DATA),
-    ] = 500,
+        typer.Option(
+            "--num-processes",
+            metavar="N",
+            help="Processes that train together, one a device. Or: accelerate launch -m marscli train ...",
+            rich_help_panel=options.RUN,
+        ),
+    ] = 1,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show one example, the counts and the memory needed, and stop. Loads no weights, writes nothing.",
+            rich_help_panel=options.RUN,
+        ),
+    ] = False,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on from the newest complete checkpoint.", rich_help_panel=options.DATA),
     ] = False,
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume-from", metavar="PATH", help="Go on from this checkpoint-N.", rich_help_panel=options.DATA
+        ),
+    ] = None,
     force: options.Force = False,
     prompt_field: Annotated[
         str | None,
@@ -87,6 +205,14 @@ def train(
         ),
     ] = False,
     limit: options.Limit = None,
+    streaming: Annotated[
+        bool,
+        typer.Option(
+            "--streaming",
+            help="Read rows as they are needed: data larger than memory. Needs --max-steps.",
+            rich_help_panel=options.DATA,
+        ),
+    ] = False,
     chat_template: options.ChatTemplate = None,
     system: options.System = None,
     tokenizer: options.Tokenizer = None,
@@ -119,6 +245,8 @@ def train(
     mars train -m runs/ar -d data.jsonl -o runs/mars
     mars train -m runs/ar -d openai/gsm8k:main -o runs/mars --lr 2e-5 --epochs 2 -b 4 --grad-accum 8
     mars train -m runs/ar -d data.jsonl -o runs/mars --resume
+    mars train -m runs/ar -d data.jsonl -o runs/mars --dry-run
+    mars train --config examples/lora_24gb.yaml
     """
     console.configure(quiet=quiet, no_progress=no_progress, debug=debug)
     cfg = TrainConfig(
@@ -128,6 +256,10 @@ def train(
         objective=objective,
         block_size=block_size,
         ar_weight=ar_weight,
+        distill=distill,
+        balance=balance,
+        random_offset=random_offset,
+        block_curriculum=block_curriculum,
         epochs=epochs,
         max_steps=max_steps,
         lr=lr,
@@ -135,13 +267,26 @@ def train(
         batch_size=batch_size,
         grad_accum=grad_accum,
         max_length=max_length,
+        packing=packing,
+        activation_checkpointing=activation_checkpointing,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        merge=merge,
         save_steps=save_steps,
+        eval_dataset=options.split_paths(eval_dataset) or None,
+        eval_steps=eval_steps,
+        early_stopping=early_stopping,
+        report_to=options.split_list(report_to),
+        num_processes=num_processes,
+        dry_run=dry_run,
         resume=resume,
+        resume_from=resume_from,
         force=force,
         prompt_field=prompt_field,
         response_field=response_field,
         skip_bad_rows=skip_bad_rows,
         limit=limit,
+        streaming=streaming,
         chat_template=chat_template,
         system=system,
         tokenizer=tokenizer,
@@ -151,8 +296,22 @@ def train(
         seed=seed,
     )
     from marscli.output import to_json
+    from marscli.training import launch
     from marscli.training import train as run_training
 
-    summary = run_training(cfg, progress=console.progress)
-    if json:
+    if cfg.dry_run:
+        from marscli.training.preview import preview
+
+        seen = preview(cfg)
+        if json:
+            console.echo(to_json(seen.to_json(), indent=2))
+        else:
+            console.show(seen.to_rich())
+        return
+    if launch.is_wanted(cfg):
+        flags = {"--quiet": quiet, "--no-progress": no_progress, "--debug": debug}
+        summary = launch.run(cfg, [flag for flag, given in flags.items() if given])
+    else:
+        summary = run_training(cfg, progress=console.progress)
+    if json and summary:
         console.echo(to_json(summary, indent=2))

@@ -1,6 +1,7 @@
 """Rows of training data: where they come from, which shapes they may have, and what is wrong with a bad one.
 
-Knows files and keys, not tokens. Every row remembers its file and line, so that an error can name them.
+Knows files and keys, not tokens. Every row remembers its file and line, so that an error can name them. Rows come one
+by one: of a JSON-lines file no more than a line is in memory, of a table no more than a part.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from marscli.errors import InputError
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+HUB_LAYOUT = ("README.md", "data")  # what a folder has that is a copy of a data set of the Hub
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[^:/]+){0,2}")
 PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("question", "answer"))
 EXPECTED = "messages; prompt + completion (or response); instruction (+ input) + output; question + answer"
@@ -68,10 +71,11 @@ def check_source(source: str) -> None:
                 f"--dataset {source}: files ending in {path.suffix or 'nothing'} are not read",
                 hint=f"use one of {', '.join(FILE_SUFFIXES)}",
             )
-    elif path.is_dir():
-        found = sorted(p.name for p in path.iterdir() if p.suffix in FILE_SUFFIXES)
-        listed = f"files in it: {', '.join(found[:5])}" if found else f"it holds no {', '.join(FILE_SUFFIXES)} file"
-        raise InputError(f"--dataset {source} is a folder", hint=f"name a file; {listed}")
+    elif (folder := Path(_split_source(source)[0])).is_dir():
+        if not any((folder / name).exists() for name in HUB_LAYOUT):
+            found = sorted(p.name for p in folder.iterdir() if p.suffix in FILE_SUFFIXES)
+            listed = f"files in it: {', '.join(found[:5])}" if found else f"it holds no {', '.join(FILE_SUFFIXES)} file"
+            raise InputError(f"--dataset {source} is a folder", hint=f"name a file; {listed}")
     elif path.suffix in FILE_SUFFIXES or not HUB_ID.fullmatch(source):
         folder = path.parent
         near = []
@@ -85,53 +89,68 @@ def check_source(source: str) -> None:
         raise InputError(f"--dataset {source}: no such file", hint=hint)
 
 
-def read_rows(source: str) -> Iterator[Row]:
+def read_rows(source: str, *, streaming: bool = False) -> Iterator[Row]:
     """Read a file or a Hub data set row by row.
 
     Args:
-        source: A ``.jsonl``, ``.json``, ``.parquet`` or ``.csv`` file, or ``org/name[:config[:split]]``; the split is
-            ``train`` if none is named.
+        source: A ``.jsonl``, ``.json``, ``.parquet`` or ``.csv`` file, or ``org/name[:config[:split]]``, or a folder
+            laid out as a Hub data set, with config and split likewise; the split is ``train`` if none is named.
+        streaming: Read tables and Hub data sets without a copy in the cache of `datasets`, for sets larger than the
+            disk. A ``.json`` file is one value and always read whole.
 
     Raises:
         InputError: The file cannot be read, or the data set cannot be loaded.
     """
     check_source(source)
     path = Path(source)
-    if path.suffix in (".parquet", ".csv") and path.is_file():
-        yield from _read_table(source, path.suffix[1:], None, "train", data_files=str(path))
-    elif path.is_file():
-        try:
-            # utf-8-sig: files written on Windows often start with a byte order mark.
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise InputError(f"--dataset {source} is not UTF-8 text ({error})", hint="convert it to UTF-8") from None
-        except OSError as error:
-            raise InputError(
-                f"--dataset {source} cannot be read: {error.strerror}", hint="check its permissions"
-            ) from None
-        yield from _read_json(source, text) if path.suffix == ".json" else _read_lines(source, text)
+    if not path.is_file():
+        name, config, split = _split_source(source)
+        yield from _read_table(source, name, config or None, split or "train", streaming=streaming)
+    elif path.suffix == ".json":
+        yield from _read_json(source)
+    elif path.suffix == ".jsonl":
+        yield from _read_lines(source)
     else:
-        name, config, split = [*source.split(":"), "", ""][:3]
-        yield from _read_table(source, name, config or None, split or "train")
+        yield from _read_table(source, path.suffix[1:], None, "train", data_files=source, streaming=streaming)
 
 
-def _read_lines(source: str, text: str) -> Iterator[Row]:
-    # Not splitlines(): it also splits at U+2028 and the like, which JSON allows inside strings.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            where = f"{source}:{number}"
-            try:
-                yield _as_row(where, json.loads(line))
-            except json.JSONDecodeError as error:
-                yield Row(where, RowError("not JSON", f"not a JSON line: {error.msg} at column {error.colno}"))
+def _split_source(source: str) -> tuple[str, str, str]:
+    """Name, config and split, the latter two empty where they are not given."""
+    name, config, split = [*source.split(":"), "", ""][:3]
+    return name, config, split
 
 
-def _read_json(source: str, text: str) -> Iterator[Row]:
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise InputError(f"--dataset {source} is not UTF-8 text ({error})", hint="convert it to UTF-8") from None
+    except OSError as error:
+        raise InputError(f"--dataset {source} cannot be read: {error.strerror}", hint="check its permissions") from None
+
+
+def _read_lines(source: str) -> Iterator[Row]:
+    # utf-8-sig: files written on Windows often start with a byte order mark.
+    with _reading(source), Path(source).open(encoding="utf-8-sig") as file:
+        # Not splitlines(): it also splits at U+2028 and the like, which JSON allows inside strings.
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{source}:{number}"
+                try:
+                    yield _as_row(where, json.loads(line))
+                except json.JSONDecodeError as error:
+                    yield Row(where, RowError("not JSON", f"not a JSON line: {error.msg} at column {error.colno}"))
+
+
+def _read_json(source: str) -> Iterator[Row]:
+    with _reading(source):
+        text = Path(source).read_text(encoding="utf-8-sig")
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         if "\n" in text.strip() and text.lstrip().startswith("{"):  # JSON lines under the shorter name
-            yield from _read_lines(source, text)
+            yield from _read_lines(source)
             return
         raise InputError(
             f"{source}:{error.lineno}: not JSON: {error.msg}", hint="a .json file holds one list of objects"
@@ -151,17 +170,16 @@ def _read_table(source: str, name: str, config: str | None, split: str, **option
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, config, split=split, **options)
+        for number, value in enumerate(datasets.load_dataset(name, config, split=split, **options), start=1):
+            yield _as_row(f"{source}, row {number}", value)
     except Exception as error:  # the loaders raise whatever their file format's library raises
         cause = str(error).strip().splitlines()
         raise InputError(
             f"--dataset {source} cannot be loaded: {cause[0] if cause else type(error).__name__}",
             hint="check that the file is what its name says"
-            if options
+            if "data_files" in options
             else "no such file is here either; for a Hub id check name, configuration, split and the network",
         ) from None
-    for number, value in enumerate(rows, start=1):
-        yield _as_row(f"{source}, row {number}", value)
 
 
 def _as_row(where: str, value: Any) -> Row:
@@ -254,7 +272,7 @@ def _check_messages(messages: Any) -> list[dict[str, Any]]:
         clean = {key: value for key, value in message.items() if value is not None}
         content = clean.get("content")
         if isinstance(content, list):
-            content = _join_parts(content, number)
+            content = join_parts(content, f"message {number}")
         if "tool_calls" in clean:
             clean["tool_calls"] = [_plain_call(call) for call in clean["tool_calls"]]
             content = "" if content is None else content
@@ -267,11 +285,20 @@ def _check_messages(messages: Any) -> list[dict[str, Any]]:
     return checked
 
 
-def _join_parts(parts: list[Any], number: int) -> str:
+def join_parts(parts: list[Any], where: str) -> str:
+    """Join content that is given as a list of parts, ``{"type": "text", "text": …}``.
+
+    Args:
+        parts: The list.
+        where: What to call the message in an error.
+
+    Raises:
+        RowError: A part that is no text.
+    """
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else _kind(part)
-            raise RowError("bad messages", f"message {number}: content part of type {kind!r}, only text is supported")
+            raise RowError("bad messages", f"{where}: content part of type {kind!r}, only text is supported")
     return "".join(part["text"] for part in parts)
 
 

@@ -1,6 +1,8 @@
 """Fine-tuning: `config` says what, `objective` is the loss, `trainer` and `callbacks` run it, `runner` is the job.
 
-Importing this package imports no torch.
+Beside them: `inputs` and `streaming` (data), `checkpoints` (on the way), `launch` (several processes), `lora`,
+`arguments` (the library's), `preview` and `memory` (``--dry-run``), `plot` and `card` (what a run leaves). Importing
+this package imports no torch.
 """
 
 from __future__ import annotations
@@ -24,15 +26,24 @@ def train(
         options: Fields of `TrainConfig`, which are the command's options with underscores.
 
     Returns:
-        What ``summary.json`` in the output folder holds.
+        What ``summary.json`` in the output folder holds; with ``dry_run`` what ``--dry-run --json`` prints.
 
     Raises:
         InputError: Wrong options or data; nothing was trained.
         MarsError: The run failed; the message says why and what remains.
     """
+    config = config if config is not None else TrainConfig(**options)
+    if config.dry_run:
+        from marscli.training.preview import preview
+
+        return preview(config).to_json()
+    from marscli.training import launch
+
+    if launch.is_wanted(config):
+        return launch.run(config, ["--no-progress"])
     from marscli.training.runner import run
 
-    return run(config if config is not None else TrainConfig(**options), progress=progress)
+    return run(config, progress=progress)
 
 
 __all__ = ["TrainConfig", "train"]

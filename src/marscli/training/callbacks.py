@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,11 +15,11 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from marscli.errors import MarsError
-from marscli.output import write_json
+from marscli.output import write_json, write_text
+from marscli.training import launch
+from marscli.training.checkpoints import RUN_FILE
 
 logger = logging.getLogger(__name__)
-
-RUN_FILE = "mars_run.json"
 
 
 class ProgressFactory(Protocol):
@@ -33,14 +33,14 @@ class LogCallback(TrainerCallback):
     """Appends every log line to ``train_log.jsonl``.
 
     Args:
-        path: The file; lines after ``start_step`` are of a run that is now resumed, and go.
-        start_step: The step that the run starts from.
+        path: The file; None in processes that do not write.
+        before: Lines of the run that is now resumed, which come first.
     """
 
-    def __init__(self, path: Path, start_step: int) -> None:
+    def __init__(self, path: Path | None, before: Sequence[Mapping[str, Any]] = ()) -> None:
         self.path = path
-        kept = [entry for entry in read_log(path) if entry["step"] <= start_step] if start_step else []
-        path.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+        if path is not None:
+            write_text(path, "".join(json.dumps(entry) + "\n" for entry in before))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Have the last step logged, whatever its number."""
@@ -51,6 +51,8 @@ class LogCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
     ) -> None:
         """Write one line."""
+        if self.path is None:
+            return
         entry = {"step": state.global_step, **{key: _short(value) for key, value in logs.items()}}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -76,6 +78,8 @@ class ProgressCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any
     ) -> None:
         """Show the figures of a log line."""
+        if "loss" not in logs:  # of an evaluation
+            return
         status = f"loss {logs['loss']:.3f}"
         if logs["loss_masked"] is not None:
             status += f" (masked {logs['loss_masked']:.3f}, clean {logs['loss_clean']:.3f})"
@@ -90,32 +94,40 @@ class CheckpointCallback(TrainerCallback):
     Args:
         tokenizer: Saved beside the weights.
         run: What a resumed run must agree with.
+        spare_last: Have none made after the last step, where the trained model itself follows.
     """
 
-    def __init__(self, tokenizer: Any, run: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, run: Mapping[str, Any], *, spare_last: bool) -> None:
         self.tokenizer = tokenizer
         self.run = run
+        self.spare_last = spare_last
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Complete the checkpoint that the library has just written."""
         if not state.is_world_process_zero:
             return
-        check_finite(kwargs["model"], state.global_step)
+        if not launch.is_sharded():
+            check_finite(kwargs["model"], state.global_step)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         self.tokenizer.save_pretrained(folder)
         write_json(folder / RUN_FILE, self.run)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Spare the checkpoint that the library makes after the last step: the trained model itself follows."""
-        if state.global_step >= state.max_steps:
+        """Spare the checkpoint that the library makes after the last step."""
+        if self.spare_last and state.global_step >= state.max_steps:
             control.should_save = False
 
 
 class StopCallback(TrainerCallback):
-    """On Ctrl-C or SIGTERM: finishes the step, has a checkpoint saved, and stops. A second Ctrl-C stops at once."""
+    """On Ctrl-C or SIGTERM: finishes the step, has a checkpoint saved, and stops. A second Ctrl-C stops at once.
+
+    Attributes:
+        stopped: Whether it has stopped the run.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.stopped = False
 
     @contextmanager
     def listening(self) -> Iterator[StopCallback]:
@@ -139,10 +151,9 @@ class StopCallback(TrainerCallback):
         logger.warning("stopping after this step and saving a checkpoint; press Ctrl-C again to stop at once")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop, if asked to; after the last step there is nothing to stop."""
-        if self.signal is not None and state.global_step < state.max_steps:
-            control.should_save = True
-            control.should_training_stop = True
+        """Stop, if any process was asked to; after the last step there is nothing to stop."""
+        if launch.any_process(self.signal is not None, args.device) and state.global_step < state.max_steps:
+            self.stopped = control.should_save = control.should_training_stop = True
 
 
 def check_finite(model: torch.nn.Module, step: int) -> None:

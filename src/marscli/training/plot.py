@@ -22,7 +22,7 @@ def plot_training(entries: Sequence[dict[str, Any]], path: Path, *, title: str) 
     """Draw a training log.
 
     Args:
-        entries: Lines of ``train_log.jsonl``.
+        entries: Lines of ``train_log.jsonl``; those of evaluations become points.
         path: The PNG file.
         title: One line above the panels.
     """
@@ -32,6 +32,8 @@ def plot_training(entries: Sequence[dict[str, Any]], path: Path, *, title: str) 
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+    evaluated = [entry for entry in entries if "eval_loss" in entry]
+    entries = [entry for entry in entries if "loss" in entry]
     steps = [entry["step"] for entry in entries]
     reach = 0 if len(steps) < 20 else max(1, len(steps) // 25)
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -54,6 +56,15 @@ def plot_training(entries: Sequence[dict[str, Any]], path: Path, *, title: str) 
     if entries[0]["loss_masked"] is not None:
         draw(losses, [entry["loss_masked"] for entry in entries], "masked stream", MASKED)
     draw(losses, [entry["loss_clean"] for entry in entries], "clean stream", CLEAN)
+    for key, label, color in (
+        ("eval_loss_masked", "held out, masked", MASKED),
+        ("eval_loss_clean", "held out, clean", CLEAN),
+    ):
+        points = [(entry["step"], entry[key]) for entry in evaluated if entry.get(key) is not None]
+        if points:
+            losses.plot(
+                *zip(*points, strict=True), "D", color=color, markersize=6, markeredgecolor="white", label=label
+            )
     losses.set(title="Loss", ylabel="nats per token")
     losses.set_ylim(bottom=0)
 
