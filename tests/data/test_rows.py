@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -158,6 +159,47 @@ def test_wrong_sources(tmp_path, name, message, hint):
         list(read_rows(str(tmp_path / name)))
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_a_folder_as_the_hub_has_them(tmp_path, monkeypatch):
+    """A Hub id, offline: the loader finds a folder of that name where it runs, and takes it as the Hub's."""
+    folder = tmp_path / "org" / "sums"
+    (folder / "main").mkdir(parents=True)
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.jsonl\n"
+        "  - split: test\n    path: main/test.jsonl\n---\n"
+    )
+    write_rows(folder / "main" / "train.jsonl", [{"question": "Q", "answer": "A"}] * 3)
+    write_rows(folder / "main" / "test.jsonl", [{"question": "R", "answer": "B"}])
+    monkeypatch.chdir(tmp_path)
+    for source in ("org/sums:main", "org/sums:main:train", str(folder)):
+        for streaming in (False, True):
+            rows = list(read_rows(source, streaming=streaming))
+            assert [row.where for row in rows] == [f"{source}, row {n}" for n in (1, 2, 3)]
+            assert to_conversation(rows[0]).messages == CHAT
+    assert [row.data["question"] for row in read_rows("org/sums:main:test")] == ["R"]
+    for source, message in (("org/sums:other", "other"), ("org/sums:main:dev", "dev")):
+        with pytest.raises(InputError, match=f"{source} cannot be loaded: .*{message}"):
+            list(read_rows(source))
+
+
+def test_lines_come_one_by_one(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "Q", "completion": "A"}] * 1000)
+    with path.open("ab") as file:
+        file.write(b"\xff\n")  # far behind the first rows
+    rows = read_rows(str(path))
+    assert next(rows).data["prompt"] == "Q"
+    with pytest.raises(InputError, match="not UTF-8"):
+        list(rows)
+
+
+def test_a_file_larger_than_memory_can_be_read(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "Q", "completion": "A" * 1000}] * 3000)
+    tracemalloc.start()
+    assert sum(1 for _ in read_rows(str(path))) == 3000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 20
 
 
 def test_hub_ids_pass_the_first_check():

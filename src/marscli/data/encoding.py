@@ -39,7 +39,8 @@ class Encoded:
         if len(self.ids) <= max_length:
             return self
         turns = tuple((start, min(end, max_length)) for start, end in self.turns if start < max_length)
-        return Encoded(self.ids[: turns[-1][1]], turns) if turns else None
+        # A copy: a view would keep the whole of a long row in memory.
+        return Encoded(self.ids[: turns[-1][1]].copy(), turns) if turns else None
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ def training_arguments(
         greater_is_better=False if config.early_stopping is not None else None,
         restore_callback_states_from_checkpoint=config.early_stopping is not None,
         gradient_checkpointing=config.activation_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
         # Every process reads a stream itself and takes its own examples: batches of unequal width cannot be sent.
         accelerator_config={"dispatch_batches": False},
+        ddp_find_unused_parameters=False,
         bf16=dtype == torch.bfloat16,
         use_cpu=device.type == "cpu",
         dataloader_pin_memory=device.type == "cuda",
