@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -18,19 +17,10 @@ import marscli
 from marscli.core.decoding import Engine, Request, decode
 from marscli.core.params import DecodingParams
 from marscli.errors import InputError, MarsError
-from marscli.training import callbacks, checkpoints
+from marscli.training import callbacks
 from marscli.training.callbacks import read_log
-from tiny_chat import make_model, make_tokenizer, save_model, sums, write_rows
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("data") / "sums.jsonl", sums(20))
+from tiny_chat import make_model, make_tokenizer, save_model, write_rows
+from tiny_runs import assert_same_run, train, weights
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +28,6 @@ def trained(tmp_path_factory, base, data):
     folder = tmp_path_factory.mktemp("runs") / "mars"
     summary = train(base, data, folder, max_steps=10, save_steps=5)
     return folder, summary
-
-
-def train(base, data, folder, **options):
-    settings = {"batch_size": 4, "lr": 3e-3, "dtype": "float32", "device": "cpu", **options}
-    return marscli.train(model=str(base), dataset=str(data), output_dir=folder, **settings)
-
-
-def weights(folder):
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
 def test_files_and_summary(trained, base):
@@ -74,6 +55,8 @@ def test_files_and_summary(trained, base):
     assert not list(folder.glob(".*"))
     assert (folder / "checkpoint-5").is_dir()
     assert not (folder / "checkpoint-10").exists(), "the trained model itself is there"
+    assert "mars generate -m . " in card
+    assert "](http" not in card
 
 
 def test_the_result_needs_no_marscli(trained, base, tmp_path):
@@ -137,11 +120,8 @@ def test_ten_steps_are_five_and_resumed_five(trained, base, data, tmp_path):
     (half / "train_log.jsonl").write_text("".join(lines[:6]) + '{"step": 7, "lo')
     summary = train(base, data, half, max_steps=10, save_steps=5, resume=True)
     assert summary["resumed_from_step"] == 5
-    for (name, a), b in zip(weights(folder).items(), weights(half).values(), strict=True):
-        assert torch.equal(a, b), name
-    keys = ("step", "loss", "loss_masked", "loss_clean", "accuracy", "lr")
-    whole, resumed = (read_log(f / "train_log.jsonl") for f in (folder, half))
-    assert [[line[k] for k in keys] for line in whole] == [[line[k] for k in keys] for line in resumed]
+    assert_same_run(folder, half)
+    assert not (half / "checkpoint-7").exists()
 
 
 def test_resuming_with_accumulation_over_epochs(base, data, tmp_path):
@@ -190,15 +170,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(base, data, tmp_path):
     with pytest.raises(MarsError):
         train(base, data, tmp_path / "y", max_steps=20, lr=1e20, warmup_ratio=0)
     assert not (tmp_path / "y").exists(), "a log without a checkpoint is of no use"
-
-
-def test_a_full_disk_is_told_as_such(tmp_path):
-    (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(MarsError) as caught, checkpoints.disk_errors(tmp_path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert f"the disk of {tmp_path} is full" in caught.value.message
-    assert "--resume" in caught.value.hint
-    assert not (tmp_path / "checkpoint-3").exists(), "half-written"
 
 
 def test_force_leaves_nothing_of_the_earlier_run(base, data, tmp_path):

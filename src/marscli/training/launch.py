@@ -146,9 +146,7 @@ def _options(config: TrainConfig) -> dict[str, Any]:
     """The run as ``--config`` takes it."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in values.items()
-        if value is not None
+        name: str(value) if isinstance(value, Path) else value for name, value in values.items() if value is not None
     }
 
 
