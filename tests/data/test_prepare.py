@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from marscli.data.encoding import Encoded, Encoder
 from marscli.data import prepare as prepare_module
+from marscli.data.encoding import Encoded, Encoder
 from marscli.data.prepare import CUT_OFF, ExampleReader
 from marscli.data.store import ExampleStore
 from marscli.errors import InputError

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tiny_runs import assert_same_run, train
 from transformers import TrainerCallback
 
 from marscli import checkpoint
@@ -17,7 +18,6 @@ from marscli.errors import InputError, MarsError
 from marscli.training import callbacks
 from marscli.training.callbacks import RUN_FILE
 from marscli.training.trainer import MarsTrainer
-from tiny_runs import assert_same_run, train
 
 OPTIONS = {"max_steps": 8, "save_steps": 3}
 

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from tiny_runs import assert_same_run, train, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import marscli
@@ -20,7 +21,6 @@ from marscli.errors import InputError, MarsError
 from marscli.training import callbacks
 from marscli.training.callbacks import read_log
 from tiny_chat import make_model, make_tokenizer, save_model, write_rows
-from tiny_runs import assert_same_run, train, weights
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,93 @@
+"""Adapters: what is trained and saved, that they resume, merge and load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+from tiny_runs import train
+from transformers import AutoModelForCausalLM
+
+import marscli
+from marscli import checkpoint
+from marscli.errors import InputError
+from tiny_chat import make_model, save_model
+
+OPTIONS = {"max_steps": 6, "save_steps": 3, "lora_rank": 4}
+IDS = torch.tensor([[1, 50, 60, 3, 3, 3]])  # 3 is the mask
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def trained(request, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("lora")
+    base = save_model(folder / "base", make_model(tie_word_embeddings=request.param))
+    train(base, data, folder / "adapters", **OPTIONS)
+    return base, folder / "adapters"
+
+
+def test_adapters_and_one_row_are_trained_and_saved(trained):
+    base, folder = trained
+    assert not (folder / "model.safetensors").exists()
+    for place in (folder, folder / "checkpoint-3"):
+        saved = load_file(place / "adapter_model.safetensors")
+        rows = {name: value.shape for name, value in saved.items() if "lora_" not in name}
+        assert list(rows.values()) == [(1, 32)], "the mask token's row, not the embedding"
+    linear = {name.split(".")[-3] for name in saved if "lora_A" in name}
+    assert linear == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    loaded, before = marscli.load(folder), marscli.load(base)
+    assert (loaded.mask_token_id, loaded.block_size, loaded.eos_token_ids) == (3, 4, before.eos_token_ids)
+    assert checkpoint.load_settings(folder) == checkpoint.load_settings(folder)
+    assert checkpoint.load_settings(folder)[0].block_size == 4
+    change = loaded.model.get_input_embeddings().weight - before.model.get_input_embeddings().weight
+    assert change.abs().sum(1).nonzero().flatten().tolist() == [3]
+
+
+@torch.no_grad()
+def test_every_way_to_load_them_gives_the_same_model(trained):
+    base, folder = trained
+    merged = marscli.load(folder).model(IDS).logits
+    for auto_class in (AutoPeftModelForCausalLM, AutoModelForCausalLM):
+        torch.testing.assert_close(auto_class.from_pretrained(folder)(IDS).logits, merged, atol=1e-5, rtol=0)
+    assert (marscli.load(base).model(IDS).logits - merged).abs().max() > 0.01
+
+
+def test_merged_is_an_ordinary_checkpoint(trained, data, tmp_path):
+    base, folder = trained
+    train(base, data, tmp_path, **OPTIONS, merge=True)
+    assert not (tmp_path / "adapter_config.json").exists()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["mask_token_id"], config["mars"]["block_size"]) == (3, 4)
+    before = marscli.load(base).model
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.num_parameters() == before.num_parameters()
+    assert config["tie_word_embeddings"] == before.config.tie_word_embeddings
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, marscli.load(folder).model(IDS).logits)
+
+
+def test_adapters_resume_bit_for_bit(trained, data, tmp_path):
+    base, folder = trained
+    shutil.copytree(folder / "checkpoint-3", tmp_path / "checkpoint-3")
+    assert train(base, data, tmp_path, **OPTIONS, resume=True)["resumed_from_step"] == 3
+    a, b = (load_file(place / "adapter_model.safetensors") for place in (folder, tmp_path))
+    assert all(torch.equal(a[name], b[name]) for name in a | b)
+
+
+def test_adapters_whose_base_model_is_gone(trained, tmp_path):
+    _, folder = trained
+    shutil.copytree(folder, tmp_path / "x")
+    config = json.loads((tmp_path / "x" / "adapter_config.json").read_text())
+    (tmp_path / "x" / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "/gone/base"}))
+    with pytest.raises(InputError, match=r"adapter_config.json: base model /gone/base: there is no such folder"):
+        marscli.load(tmp_path / "x")
+
+
+def test_adapters_of_the_ar_objective(trained, data, tmp_path):
+    base, _ = trained
+    train(base, data, tmp_path, max_steps=2, lora_rank=2, objective="ar")
+    assert all("lora_" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
+    assert marscli.load(tmp_path).mask_token_id is None
