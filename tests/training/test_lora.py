@@ -91,3 +91,12 @@ def test_adapters_of_the_ar_objective(trained, data, tmp_path):
     train(base, data, tmp_path, max_steps=2, lora_rank=2, objective="ar")
     assert all("lora_" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
     assert marscli.load(tmp_path).mask_token_id is None
+
+
+def test_under_bfloat16_the_frozen_weights_are_stored_so_and_the_trained_ones_are_not(trained, data, tmp_path):
+    base, _ = trained
+    train(base, data, tmp_path / "x", max_steps=2, lora_rank=2, dtype="bfloat16", save_steps=1)
+    saved = load_file(tmp_path / "x" / "checkpoint-1" / "adapter_model.safetensors")
+    assert {value.dtype for value in saved.values()} == {torch.float32}
+    train(base, data, tmp_path / "y", max_steps=1, lora_rank=2, dtype="bfloat16", merge=True)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "y").dtype == torch.bfloat16

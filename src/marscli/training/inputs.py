@@ -14,6 +14,7 @@ from marscli.data.prepare import DataReport, ExampleReader
 from marscli.data.rows import check_source
 from marscli.data.store import ExampleStore
 from marscli.errors import InputError
+from marscli.training.batching import TrainingSet, pack_rows
 from marscli.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -71,12 +72,23 @@ def read_inputs(config: TrainConfig) -> Inputs:
     return Inputs(encoder.tokenizer, tuple(sorted(encoder.eos_token_ids)), reader, examples, eval_examples, eval_report)
 
 
-def count_steps(config: TrainConfig, examples: int, processes: int) -> int:
-    """Optimizer steps of a run over so many examples."""
+def count_steps(config: TrainConfig, examples: ExampleStore | None, processes: int) -> int:
+    """Optimizer steps of a run over these examples; None where they are streamed."""
     if config.max_steps is not None:
         return config.max_steps
-    forwards = math.ceil(examples / (config.batch_size * processes))
+    assert examples is not None
+    rows = len(examples)
+    if config.packing:
+        lengths = entries(config, examples)
+        rows = len(pack_rows(lengths, max(config.max_length, *lengths), config.seed))
+    forwards = math.ceil(rows / (config.batch_size * processes))
     return math.ceil(config.epochs * math.ceil(forwards / config.grad_accum))
+
+
+def entries(config: TrainConfig, examples: ExampleStore) -> list[int]:
+    """Entries of each example in a forward: L + R, for the AR objective L."""
+    block_size = config.block_size if config.objective == "mars" else None
+    return TrainingSet(examples, block_size=block_size, mask_token_id=None).lengths()
 
 
 def make_encoder(config: TrainConfig) -> Encoder:

@@ -39,6 +39,15 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def own_device(device: torch.device) -> torch.device:
+    """The device of this process where each has one; else the given one."""
+    import torch
+
+    if device.type == "cuda" and world_size() > 1:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
 def is_sharded() -> bool:
     """Whether no process holds the whole model: FSDP or DeepSpeed, as ``accelerate launch`` announces them."""
     return any(os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true" for kind in ("FSDP", "DEEPSPEED"))

@@ -28,7 +28,8 @@ def add_adapters(model: Any, *, rank: int, alpha: float | None, mask_token_id: i
         mask_token_id: Its row is trained and saved by itself, a tied output row with it; None for the AR objective.
 
     Returns:
-        A `peft.PeftModel`. Its dropout is off, so that a resumed run meets no random numbers.
+        A `peft.PeftModel`; what is trained is float32. Its dropout is off, so that a resumed run meets no random
+        numbers.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -40,4 +41,8 @@ def add_adapters(model: Any, *, rank: int, alpha: float | None, mask_token_id: i
         target_modules="all-linear",
         trainable_token_indices=None if mask_token_id is None else [mask_token_id],
     )
-    return get_peft_model(model, config)
+    wrapped = get_peft_model(model, config)
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return wrapped

@@ -1,29 +1,27 @@
 """How much memory a training step needs, estimated from the model's config alone.
 
 With P weights of which P' are trained, L layers, hidden size h, query width q, key and value width k, MLP width f,
-vocabulary V, and a forward of N entries in rows of T, in bytes (e = 4, or 2 under bfloat16 autocast):
+vocabulary V, G query heads a key head, and a forward of N entries in rows of T, in bytes (e = 4, or 2 under autocast):
 
-    weights        4 P, and under autocast their bfloat16 copies 2 P
+    weights        4 P, and under autocast their bfloat16 copies 2 P; frozen ones under adapters e P
     gradients      4 P'
-    optimizer      8 P'                                          AdamW's two averages
-    activations    N L (2 (4 h + e h) + e (4 q + 4 k + 3 h + 4 f))
-    mask           N T
-    logits         3 · 4 · rows · V                              at most a chunk's rows at a time
+    optimizer      8 P'                                           AdamW's two averages
+    activations    N L (2 (4 h + e h) + e (2 q + 2 k + 3 h + 4 f))
+    masks          4 N T L G without flex attention               SDPA keeps one a layer, as numbers
+    logits         3 · 4 · min(N V, chunk)
 
-The activations are what one layer keeps for its backward pass: two norms in float32 and their outputs, queries and keys
-before and after rotation with values as attention takes them, attention's output, and the MLP's gate, its activation,
-its up projection and their product. With activation checkpointing a layer keeps its input alone, e h, and one layer
-at a time the rest. What the allocator and the libraries take beside it is not in it.
+The activations are what a layer keeps for its backward pass: two norms in float32 and their outputs; queries, keys and
+values; attention's output; the MLP's gate, its activation, its up projection and their product. With activation
+checkpointing a layer keeps its input alone, and one layer at a time the rest. What the allocator and the libraries take
+beside it is not in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from marscli.training.config import TrainConfig
-
-LOGIT_ROWS = 1024
+from marscli.training.objective import CHUNK_ELEMENTS
 
 
 def count_weights(model_config: Any, *, trust_remote_code: bool = False) -> int:
@@ -37,42 +35,35 @@ def count_weights(model_config: Any, *, trust_remote_code: bool = False) -> int:
 
 
 def estimate_memory(
-    config: TrainConfig,
-    model_config: Any,
-    *,
-    weights: int,
-    trained: int,
-    rows: int,
-    entries: int,
-    half: bool,
+    config: TrainConfig, model_config: Any, *, weights: int, rows: int, entries: int, half: bool, flex: bool
 ) -> dict[str, int]:
     """Bytes by kind, and their ``total``, for one device of a run that shards nothing.
 
     Args:
         config: The run.
         model_config: The model's config.
-        weights: P.
-        trained: P'.
+        weights: P, without adapters.
         rows: Rows of a forward.
         entries: T, entries of its longest row.
         half: Whether bfloat16 autocast is on.
+        flex: Whether attention needs no masks as tensors.
     """
     text = model_config.get_text_config()
-    size = 2 if half else 4
-    heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    h, q, k = text.hidden_size, heads * head, (getattr(text, "num_key_value_heads", None) or heads) * head
-    f = text.intermediate_size
-    layer = 2 * (4 * h + size * h) + size * (4 * q + 4 * k + 3 * h + 4 * f)
-    layers = text.num_hidden_layers
-    kept = layer * layers if not config.activation_checkpointing else size * h * layers + layer
-    number = rows * entries
+    h, q, k, f = _widths(text)
+    layers, size, number = text.num_hidden_layers, 2 if half else 4, rows * entries
+    masks = 0 if flex else 4 * number * entries * (q // k)
+    layer = number * (2 * (4 * h + size * h) + size * (2 * q + 2 * k + 3 * h + 4 * f)) + masks
+    kept = layers * layer if not config.activation_checkpointing else layers * number * size * h + layer
+    trained, stored = weights, weights * (4 + (2 if half else 0))
+    if config.lora_rank is not None:
+        trained = lora_weights(model_config, config.lora_rank)
+        stored = size * weights + 4 * trained
     estimate = {
-        "weights": weights * (4 + (2 if half else 0)),
+        "weights": stored,
         "gradients": 4 * trained,
         "optimizer": 8 * trained,
-        "activations": number * kept + number * entries,
-        "logits": 12 * min(number, LOGIT_ROWS) * text.vocab_size,
+        "activations": kept,
+        "logits": 12 * min(number * text.vocab_size, CHUNK_ELEMENTS),
     }
     return {**estimate, "total": sum(estimate.values())}
 
@@ -80,17 +71,14 @@ def estimate_memory(
 def lora_weights(model_config: Any, rank: int) -> int:
     """Weights of adapters on all linear layers, and of one embedding row."""
     text = model_config.get_text_config()
+    h, q, k, f = _widths(text)
+    shapes = [(h, q), (h, k), (h, k), (q, h), (h, f), (h, f), (f, h)]  # query, key, value, output, gate, up, down
+    return text.num_hidden_layers * sum(rank * (a + b) for a, b in shapes) + h
+
+
+def _widths(text: Any) -> tuple[int, int, int, int]:
+    """Hidden size; width of the queries; of the keys; of the MLP."""
     heads = text.num_attention_heads
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    h, q, k = text.hidden_size, heads * head, (getattr(text, "num_key_value_heads", None) or heads) * head
-    f = text.intermediate_size
-    shapes: Mapping[str, tuple[int, int]] = {
-        "q": (h, q),
-        "k": (h, k),
-        "v": (h, k),
-        "o": (q, h),
-        "gate": (h, f),
-        "up": (h, f),
-        "down": (f, h),
-    }
-    return text.num_hidden_layers * sum(rank * (a + b) for a, b in shapes.values()) + h
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    return text.hidden_size, heads * head, kv_heads * head, text.intermediate_size

@@ -10,7 +10,7 @@ from marscli.data.encoding import Encoded
 from marscli.data.prepare import DataReport
 from marscli.training import lora
 from marscli.training.config import TrainConfig
-from marscli.training.inputs import STREAM_PROBE, count_steps, read_inputs
+from marscli.training.inputs import STREAM_PROBE, count_steps, entries, read_inputs
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -143,21 +143,21 @@ def preview(config: TrainConfig) -> Preview:
         mask_token, _ = checkpoint.choose_mask_token(tokenizer, model_config.get_text_config().vocab_size)
     weights = count_weights(model_config, trust_remote_code=config.trust_remote_code)
     trained = weights if config.lora_rank is None else lora_weights(model_config, config.lora_rank)
-    longest = max(len(e.ids) + (e.response_tokens if mask_token else 0) for e in examples)
+    longest = max(entries(config, examples))
     memory = estimate_memory(
         config,
         model_config,
-        weights=weights + (trained if config.lora_rank is not None else 0),
-        trained=trained,
+        weights=weights,
         rows=min(config.batch_size, len(examples)),
-        entries=longest,
+        entries=max(longest, config.max_length) if config.packing else longest,
         half=choose_dtype(config.dtype, device).itemsize == 2,
+        flex=device.type == "cuda",
     )
     return Preview(
         pieces=_pieces(examples[0], tokenizer, config.block_size if mask_token else None),
         report=inputs.reader.report,
         mask_token=mask_token,
-        steps=count_steps(config, len(examples), config.num_processes),
+        steps=count_steps(config, examples, config.num_processes),
         examples_a_step=config.batch_size * config.grad_accum * config.num_processes,
         longest=longest,
         weights=weights,

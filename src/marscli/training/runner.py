@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,13 @@ import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainingArguments, set_seed
 
 from marscli import checkpoint
+from marscli.data.encoding import Encoded
 from marscli.errors import InputError, MarsError
 from marscli.meta import collect_meta
 from marscli.output import prepared_output_dir, write_json, write_text
 from marscli.training import checkpoints, launch, lora
 from marscli.training.arguments import check_reporting, choose_dtype, training_arguments
+from marscli.training.batching import TrainingSet, curriculum
 from marscli.training.callbacks import (
     CheckpointCallback,
     LogCallback,
@@ -35,9 +37,10 @@ from marscli.training.checkpoints import LOG_FILE, Resumed
 from marscli.training.config import TrainConfig
 from marscli.training.inputs import Inputs, count_steps, read_inputs
 from marscli.training.launch import SUMMARY_FILE
+from marscli.training.objective import Objective
 from marscli.training.plot import plot_training
 from marscli.training.streaming import TrainingStream
-from marscli.training.trainer import MarsTrainer, TrainingSet
+from marscli.training.trainer import MarsTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -139,14 +142,15 @@ class _Model:
 
 
 def _load_model(config: TrainConfig, inputs: Inputs) -> _Model:
-    device = checkpoint.resolve_device(config.device)
+    device = launch.own_device(checkpoint.resolve_device(config.device))
     dtype = choose_dtype(config.dtype, device)
     set_seed(config.seed)
     loaded = checkpoint.load(
         config.model,
         tokenizer=config.tokenizer,
-        device="cpu",  # the trainer places it, or a part of it
-        dtype="float32",
+        device="cpu" if launch.is_sharded() else str(device),
+        # Frozen weights take no updates that could be lost in rounding.
+        dtype="float32" if config.lora_rank is None else str(dtype).removeprefix("torch."),
         trust_remote_code=config.trust_remote_code,
     )
     model = loaded.model.train()
@@ -164,24 +168,47 @@ def _load_model(config: TrainConfig, inputs: Inputs) -> _Model:
     return _Model(model, mask_token_id, pad if pad is not None else inputs.eos_token_ids[0], device, dtype)
 
 
+def _examples_a_step(config: TrainConfig) -> int:
+    return config.batch_size * config.grad_accum * launch.world_size()
+
+
 def _make_trainer(
     config: TrainConfig, inputs: Inputs, loaded: _Model, arguments: TrainingArguments, callbacks: list[Any]
 ) -> MarsTrainer:
-    layout = {
-        "block_size": None if loaded.mask_token_id is None else config.block_size,
-        "mask_token_id": loaded.mask_token_id,
-    }
+    def laid_out(examples: Sequence[Encoded], *, random_offset: bool) -> TrainingSet:
+        return TrainingSet(
+            examples,
+            block_size=None if loaded.mask_token_id is None else config.block_size,
+            mask_token_id=loaded.mask_token_id,
+            random_offset=random_offset,
+            seed=config.seed,
+        )
+
     train_set: Any
     if inputs.examples is None:
-        train_set = TrainingStream(inputs.reader, **layout, seed=config.seed)
+        train_set = TrainingStream(
+            inputs.reader,
+            laid_out((), random_offset=config.random_offset),
+            seed=config.seed,
+            examples_a_step=_examples_a_step(config),
+            block_sizes=curriculum(config.block_size, arguments.max_steps) if config.block_curriculum else None,
+        )
     else:
-        train_set = TrainingSet(inputs.examples, **layout)
+        train_set = laid_out(inputs.examples, random_offset=config.random_offset)
     trainer = MarsTrainer(
         model=loaded.model,
         args=arguments,
         train_set=train_set,
+        eval_set=laid_out(inputs.eval_examples, random_offset=False) if inputs.eval_examples else None,
         pad_token_id=loaded.pad_token_id,
-        ar_weight=config.ar_weight if config.objective == "mars" else 1.0,
+        objective=Objective(
+            ar_weight=config.ar_weight if config.objective == "mars" else 1.0,
+            distill=config.distill,
+            balance=config.balance,
+        ),
+        packing=config.packing,
+        max_length=config.max_length,
+        block_curriculum=config.block_curriculum,
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is for results
@@ -198,7 +225,7 @@ def _train(
 ) -> dict[str, Any]:
     writes = launch.rank() == 0
     loaded = _load_model(config, inputs)
-    steps = count_steps(config, len(inputs.examples or ()), launch.world_size())
+    steps = count_steps(config, inputs.examples, launch.world_size())
     before = []
     if resumed is not None:
         log_before = read_log(resumed.folder.parent / LOG_FILE)
@@ -211,12 +238,10 @@ def _train(
     ]
     if config.early_stopping is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=config.early_stopping))
-    global_batch = config.batch_size * config.grad_accum * launch.world_size()
     processes = f" in {launch.world_size()} processes" if launch.world_size() > 1 else ""
-    logger.info(
-        f"{_count(steps, 'step')} of {_count(global_batch, 'example')} on {loaded.device}{processes}, "
-        + str(loaded.dtype).removeprefix("torch.")
-    )
+    rows = _count(_examples_a_step(config), "row" if config.packing else "example")
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    logger.info(f"{_count(steps, 'step')} of {rows} on {loaded.device}{processes}, {dtype}")
     started = time.perf_counter()
     bar = progress("training", steps) if progress and writes else nullcontext(lambda n=1, status="": None)
     with stop.listening(), bar as advance:
