@@ -192,7 +192,7 @@ def test_bfloat16_is_written_and_trained_from_float32_weights(base, data, tmp_pa
 
 
 def test_memoriser(tmp_path):
-    """Overfitted on four long answers, a model writes them exactly, nearly B tokens a forward."""
+    """Overfitted on four long answers, a model writes them exactly, nearly B tokens a forward, nothing verified."""
     rows = [
         {"question": name, "answer": " ".join(f"{name}{n * k % 17}" for n in range(12))}
         for k, name in enumerate(("ab", "cd", "ef", "gh"), start=2)
@@ -203,7 +203,19 @@ def test_memoriser(tmp_path):
     summary = train(base, data, tmp_path / "x", max_steps=150, lr=5e-3)
     log = read_log(tmp_path / "x" / "train_log.jsonl")
     assert summary["loss_masked"] < 0.1 < 1 < log[0]["loss_masked"]
-    answers = marscli.generate(tmp_path / "x", [row["question"] for row in rows], threshold=0.9)
-    assert [answer.text for answer in answers] == [row["answer"] for row in rows]
-    tokens, forwards = sum(a.completion_tokens for a in answers), sum(a.forwards for a in answers)
-    assert tokens / forwards > 0.9 * 4
+    checkpoint = marscli.load(tmp_path / "x")
+    engine = Engine(
+        checkpoint.model,
+        mask_token_id=checkpoint.mask_token_id,
+        eos_token_ids=checkpoint.eos_token_ids,
+        max_rows=4,
+        context_length=512,
+    )
+    chats = [[{"role": "user", "content": row["question"]}] for row in rows]
+    prompts = checkpoint.tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
+    params = DecodingParams(max_new_tokens=128, threshold=0.9, block_size=4, verify=False)
+    answers = decode(engine, [Request(ids, params) for ids in prompts])
+    texts = [checkpoint.tokenizer.decode(answer.tokens, skip_special_tokens=True) for answer in answers]
+    assert texts == [row["answer"] for row in rows]
+    assert min(len(answer.tokens) for answer in answers) >= 10 * 4
+    assert sum(len(answer.tokens) for answer in answers) > 0.9 * 4 * sum(answer.forwards for answer in answers)
