@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 def test_the_readme_has_what_is_tested_here():
-    assert len(RUN_HERE) >= 6
+    assert len(RUN_HERE) >= 7
     assert len(ONLY_PARSED) >= 3
     assert "make demo" in README
     assert "make test" in README

@@ -121,3 +121,25 @@ def test_cutting_keeps_what_is_left_of_a_response():
     assert len(encoded.cut(second).ids) == end
     assert encoded.cut(start + 1).turns == ((start, start + 1),)
     assert encoded.cut(start) is None
+
+
+def test_tool_calls_are_trained_and_tools_are_shown():
+    template = (
+        "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+        "{% for call in m['tool_calls'] or [] %}CALL {{ call['function'] | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    tokenizer = make_tokenizer(template=template)
+    (encoded,) = Encoder(tokenizer, [END]).encode(Conversation(messages, tools=[{"name": "add"}]))
+    asked, told = pieces(tokenizer, encoded)
+    assert asked == 'CALL {"name": "add", "arguments": {"a": 1}}<|im_end|>'
+    assert told == "It is 2.<|im_end|>"
+    assert tokenizer.decode(encoded.ids).startswith('tools: [{"name": "add"}]')

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from marscli.cli import console, options
+from marscli.errors import InputError
 from marscli.training.config import TrainConfig
 
 LEARNING = "Training"
@@ -312,6 +313,11 @@ def train(
         flags = {"--quiet": quiet, "--no-progress": no_progress, "--debug": debug}
         summary = launch.run(cfg, [flag for flag, given in flags.items() if given])
     else:
-        summary = run_training(cfg, progress=console.progress)
+        try:
+            summary = run_training(cfg, progress=console.progress)
+        except InputError as error:
+            if launch.rank() > 0:  # process 0 says it
+                raise typer.Exit(error.exit_code) from error
+            raise
     if json and summary:
         console.echo(to_json(summary, indent=2))

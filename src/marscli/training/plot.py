@@ -9,6 +9,7 @@ from typing import Any
 from marscli.output import atomic_write
 
 MASKED, CLEAN, INK = "#d1495b", "#00798c", "#2b2d42"
+MOST_LABELS = 9
 
 
 def smooth(values: Sequence[float], reach: int) -> list[float]:
@@ -72,6 +73,8 @@ def plot_training(entries: Sequence[dict[str, Any]], path: Path, *, title: str) 
     colors = [CLEAN, *(colormaps["plasma"](0.15 + 0.7 * i / max(len(offsets) - 2, 1)) for i in range(len(offsets) - 1))]
     for offset, color in zip(offsets, colors, strict=True):
         label = "0 (from real tokens)" if offset == "0" else offset
+        if len(offsets) > MOST_LABELS and int(offset) & (int(offset) - 1):  # of many, powers of two
+            label = "_"
         draw(accuracies, [entry["accuracy"][offset] for entry in entries], label, color)
     accuracies.set(title="Right top token, by offset", ylim=(0, 1))
     accuracies.yaxis.set_major_formatter(PercentFormatter(1.0))
