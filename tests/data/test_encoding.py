@@ -127,7 +127,8 @@ def test_tool_calls_are_trained_and_tools_are_shown():
     template = (
         "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-        "{% for call in m['tool_calls'] or [] %}CALL {{ call['function'] | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% for call in m['tool_calls'] or [] %}CALL {{ call['function'] | tojson }}{% endfor %}<|im_end|>\n"
+        "{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     call = {"function": {"name": "add", "arguments": {"a": 1}}}

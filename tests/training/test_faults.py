@@ -101,12 +101,18 @@ def test_kill_before_the_first_step_and_while_the_trained_model_is_moved_in(monk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_full_disk(whole, base, data, tmp_path):
+def test_full_disk(monkeypatch, whole, base, data, tmp_path):
     """A real error of a full disk, in the middle of a checkpoint."""
-    (tmp_path / "checkpoint-6").mkdir()
-    (tmp_path / "checkpoint-6" / "optimizer.pt").symlink_to("/dev/full")
-    with pytest.raises(MarsError) as caught:
-        train(base, data, tmp_path, **OPTIONS, resume=True)
+
+    def fill(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            (tmp_path / "checkpoint-6").mkdir()
+            (tmp_path / "checkpoint-6" / "optimizer.pt").symlink_to("/dev/full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.ProgressCallback, "on_step_begin", fill, raising=False)
+        with pytest.raises(MarsError) as caught:
+            train(base, data, tmp_path, **OPTIONS)
     assert f"the disk of {tmp_path} is full" in caught.value.message
     assert "--resume" in caught.value.hint
     assert not (tmp_path / "checkpoint-6").exists(), "half-written"

@@ -21,16 +21,27 @@ OPTIONS = {"max_steps": 6, "save_steps": 3, "lora_rank": 4}
 IDS = torch.tensor([[1, 50, 60, 3, 3, 3]])  # 3 is the mask
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def trained(request, tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("lora")
-    base = save_model(folder / "base", make_model(tie_word_embeddings=request.param))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    return train_adapters(tmp_path_factory.mktemp("lora"), data, tied=True)
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def either(request, trained, tmp_path_factory, data):
+    """With tied weights and without."""
+    if request.param == "tied":
+        return trained
+    return train_adapters(tmp_path_factory.mktemp("lora"), data, tied=False)
+
+
+def train_adapters(folder, data, *, tied):
+    base = save_model(folder / "base", make_model(tie_word_embeddings=tied))
     train(base, data, folder / "adapters", **OPTIONS)
     return base, folder / "adapters"
 
 
-def test_adapters_and_one_row_are_trained_and_saved(trained):
-    base, folder = trained
+def test_adapters_and_one_row_are_trained_and_saved(either):
+    base, folder = either
     assert not (folder / "model.safetensors").exists()
     for place in (folder, folder / "checkpoint-3"):
         saved = load_file(place / "adapter_model.safetensors")
@@ -40,23 +51,22 @@ def test_adapters_and_one_row_are_trained_and_saved(trained):
     assert linear == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     loaded, before = marscli.load(folder), marscli.load(base)
     assert (loaded.mask_token_id, loaded.block_size, loaded.eos_token_ids) == (3, 4, before.eos_token_ids)
-    assert checkpoint.load_settings(folder) == checkpoint.load_settings(folder)
     assert checkpoint.load_settings(folder)[0].block_size == 4
     change = loaded.model.get_input_embeddings().weight - before.model.get_input_embeddings().weight
     assert change.abs().sum(1).nonzero().flatten().tolist() == [3]
 
 
 @torch.no_grad()
-def test_every_way_to_load_them_gives_the_same_model(trained):
-    base, folder = trained
+def test_every_way_to_load_them_gives_the_same_model(either):
+    base, folder = either
     merged = marscli.load(folder).model(IDS).logits
     for auto_class in (AutoPeftModelForCausalLM, AutoModelForCausalLM):
         torch.testing.assert_close(auto_class.from_pretrained(folder)(IDS).logits, merged, atol=1e-5, rtol=0)
     assert (marscli.load(base).model(IDS).logits - merged).abs().max() > 0.01
 
 
-def test_merged_is_an_ordinary_checkpoint(trained, data, tmp_path):
-    base, folder = trained
+def test_merged_is_an_ordinary_checkpoint(either, data, tmp_path):
+    base, folder = either
     train(base, data, tmp_path, **OPTIONS, merge=True)
     assert not (tmp_path / "adapter_config.json").exists()
     config = json.loads((tmp_path / "config.json").read_text())

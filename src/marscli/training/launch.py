@@ -36,7 +36,7 @@ def world_size() -> int:
 
 def rank() -> int:
     """This process's number among them; 0 writes and speaks."""
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ.get("RANK", "0")) if world_size() > 1 else 0
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -114,7 +114,7 @@ def run(config: TrainConfig, *, progress: ProgressFactory | None = None) -> dict
             "processes": launch.world_size(),
         }
         resumed = checkpoints.find_checkpoint(config, folder, course)
-        if writes and resumed is not None:
+        if writes and goes_on:
             checkpoints.remove_broken(folder)
         if writes and config.force:
             _remove_results(folder)
