@@ -36,7 +36,7 @@ from marscli.core.attention import use_grouped_attention
 from marscli.core.layout import NO_TARGET, TrainingBatch, ar_example, collate, two_stream_example
 from marscli.core.masking import Visibility
 from marscli.data.encoding import Encoded, Encoder
-from marscli.data.prepare import encode_conversations, read_conversations
+from marscli.data.prepare import ExampleReader
 from marscli.output import atomic_write
 from marscli.training.objective import label_counts, step_loss, term_weights
 
@@ -115,9 +115,8 @@ def published_layout(model: nn.Module, block_size: int, mask_token_id: int, end:
 
 def load_examples(source: str, loaded: checkpoint.Checkpoint, count: int, max_length: int) -> list[Encoded]:
     """The first examples of a data set, as training encodes them."""
-    prepared = read_conversations([source], limit=count, skip_bad_rows=True)
     encoder = Encoder(loaded.tokenizer, loaded.eos_token_ids)
-    return encode_conversations(prepared, encoder, max_length=max_length)
+    return list(ExampleReader([source], encoder, max_length=max_length, limit=count, skip_bad_rows=True).read_all())
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from marscli.core.decoding import Completion, Engine, Request, decode
 from marscli.core.layout import collate
 from marscli.core.params import DecodingParams
 from marscli.data.encoding import Encoded, Encoder
-from marscli.data.prepare import encode_conversations, read_conversations
+from marscli.data.prepare import ExampleReader
 from marscli.output import atomic_write
 from marscli.training.batching import TrainingSet
 from marscli.training.objective import LossTerms, head_is_last, label_counts, step_loss
@@ -110,7 +110,7 @@ def main() -> None:
         loaded = checkpoint.load(path, dtype="float32")
         count = max(args.held_out, args.problems, args.decoded)
         encoder = Encoder(loaded.tokenizer, loaded.eos_token_ids)
-        examples = encode_conversations(read_conversations([args.dataset], limit=count), encoder, max_length=2048)
+        examples = list(ExampleReader([args.dataset], encoder, max_length=2048, limit=count).read_all())
         prompts = [example.ids[: example.turns[0][0]].tolist() for example in examples]
         wanted = [
             last_number(loaded.tokenizer.decode(example.ids[example.turns[0][0] :], skip_special_tokens=True))

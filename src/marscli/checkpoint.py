@@ -332,7 +332,8 @@ def _merge_adapter(model: Any, folder: str) -> Any:
         raise InputError(
             f"--model {folder} holds adapters, which need the package peft", hint="pip install 'marscli[lora]'"
         ) from error
-    return _from_hub(partial(PeftModel.from_pretrained, model), folder, "adapters").merge_and_unload()
+    merged = _from_hub(partial(PeftModel.from_pretrained, model), folder, "adapters").merge_and_unload()
+    return merged.requires_grad_(True)  # peft froze it, but it may be trained further
 
 
 def _from_hub(load: Any, name: str, what: str, **options: Any) -> Any:

@@ -110,3 +110,12 @@ def test_under_bfloat16_the_frozen_weights_are_stored_so_and_the_trained_ones_ar
     assert {value.dtype for value in saved.values()} == {torch.float32}
     train(base, data, tmp_path / "y", max_steps=1, lora_rank=2, dtype="bfloat16", merge=True)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "y").dtype == torch.bfloat16
+
+
+def test_training_goes_on_from_adapters(trained, data, tmp_path):
+    """The second stage on the first one's adapters: an ordinary checkpoint with all weights trained."""
+    _, folder = trained
+    summary = train(folder, data, tmp_path, max_steps=2)
+    assert summary["loss"] > 0
+    before, after = marscli.load(folder).model, AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
