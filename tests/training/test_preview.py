@@ -101,7 +101,7 @@ def test_the_estimate_of_activations_is_close_to_what_is_kept(heads):
     model = make_model(
         hidden_size=64, intermediate_size=176, num_hidden_layers=6, num_key_value_heads=heads, vocab_size=300
     )
-    choose_attention(model.train())
+    choose_attention(model.train(), torch.device("cpu"))
     text = make_tokenizer()("some text " * 15)["input_ids"]
     example = two_stream_example(text, [(50, len(text))], block_size=4, mask_token_id=3)
     parameters = {parameter.data_ptr() for parameter in model.parameters()}

@@ -101,7 +101,7 @@ class MarsTrainer(Trainer):
         block_curriculum: bool = False,
         callbacks: list[Any],
     ) -> None:
-        flex = choose_attention(model) == "flex_attention"
+        flex = choose_attention(model, args.device) == "flex_attention"
 
         def to_batch(rows: list[TrainingExample]) -> dict[str, Any]:
             batch = collate(rows, pad_token_id, multiple_of=FLEX_BLOCK if flex else 1)
@@ -275,15 +275,15 @@ class MarsTrainer(Trainer):
         super().log(figures, None)
 
 
-def choose_attention(model: Any) -> str:
-    """Set, and return, the attention that a model trains with.
+def choose_attention(model: Any, device: torch.device) -> str:
+    """Set, and return, the attention that a model trains with on a device.
 
     On NVIDIA GPUs flex attention, which skips what the mask leaves out: half of everything, and in packed rows most.
     Elsewhere SDPA with the dense mask: flex attention has no backward pass on CPUs, and needs heads of 16 and more.
     """
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if model.device.type == "cuda" and head_dim >= 16:
+    if device.type == "cuda" and head_dim >= 16:
         model.config._attn_implementation = "flex_attention"
     else:
         use_grouped_attention(model)
