@@ -7,6 +7,7 @@ import pytest
 import marscli
 from marscli.errors import InputError
 
+FIXED = {"draft_tokens": 3}  # else the width, and with it the number of forwards, goes by what pays
 PROMPTS = ["Why is the sky blue?", "A", "It's three hours late", "東京"]
 
 
@@ -15,7 +16,17 @@ def checkpoint(mars_model):
     return marscli.load(str(mars_model), device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize("options", [{}, {"threshold": 0.1}, {"temperature": 1.0, "seed": 5}, {"chat_template": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        FIXED,
+        {"verify": False},
+        {"threshold": 0.1},
+        {"threshold": 0.1, "verify": False},
+        {"temperature": 1.0, "seed": 5, **FIXED},
+        {"chat_template": False, **FIXED},
+    ],
+)
 def test_alone_in_a_batch_and_streamed_are_the_same(checkpoint, options):
     options = {"max_new_tokens": 14, **options}
     batched = marscli.generate(checkpoint, PROMPTS, batch_size=3, **options)
@@ -35,7 +46,8 @@ def test_alone_in_a_batch_and_streamed_are_the_same(checkpoint, options):
 
 def test_exact_text_is_what_transformers_generates(checkpoint):
     tokenizer = checkpoint.tokenizer
-    (result,) = marscli.generate(checkpoint, "Why is the sky blue?", max_new_tokens=15)
+    (result,) = marscli.generate(checkpoint, "Why is the sky blue?", max_new_tokens=15, verify=False)
+    (verified,) = marscli.generate(checkpoint, "Why is the sky blue?", max_new_tokens=15)
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Why is the sky blue?"}], add_generation_prompt=True, return_tensors="pt"
     )
@@ -48,6 +60,9 @@ def test_exact_text_is_what_transformers_generates(checkpoint):
     assert result.completion_tokens == len(result.token_ids) == result.forwards
     assert (result.tokens_per_forward, result.threshold, result.verified) == (1.0, 1.0, False)
     assert result.prompt == "Why is the sky blue?"
+    assert verified.token_ids == result.token_ids
+    assert verified.forwards <= result.forwards
+    assert (verified.threshold, verified.verified) == (1.0, True)
 
 
 def test_a_threshold_saves_forwards_and_block_size_bounds_them(checkpoint):
@@ -56,6 +71,7 @@ def test_a_threshold_saves_forwards_and_block_size_bounds_them(checkpoint):
     assert loose.tokens_per_forward <= 4
     assert loose.threshold == 1e-9
     (single,) = marscli.generate(checkpoint, PROMPTS[0], threshold=1e-9, block_size=1, max_new_tokens=12)
+    assert not single.verified
     assert single.forwards == single.completion_tokens
     (entropy,) = marscli.generate(checkpoint, PROMPTS[0], confidence="entropy", max_new_tokens=3)
     assert entropy.threshold == 0.0
@@ -103,6 +119,7 @@ def test_a_model_without_mars_training_decodes_one_token_a_forward(plain_model, 
     caplog.set_level("WARNING", logger="marscli")
     (result,) = marscli.generate(checkpoint, "Hello", max_new_tokens=6)
     assert result.forwards == result.completion_tokens
+    assert not result.verified
     assert caplog.text.count("never MARS-trained") == 1
     with pytest.raises(InputError, match="was never MARS-trained") as caught:
         marscli.generate(checkpoint, "Hello", threshold=0.9)
@@ -118,7 +135,11 @@ def test_a_larger_block_than_trained_is_warned_of(checkpoint, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"verify": True}, "--verify"),
+        ({"draft_tokens": 2, "verify": False}, "--draft-tokens: without --verify"),
+        ({"draft_tokens": -1}, "--draft-tokens -1"),
+        ({"stop": 3}, "stop is 3"),
+        ({"stop": ["a", None]}, "stop is "),
+        ({"stop": ""}, "stop is empty"),
         ({"threshold": 1.5}, "--threshold 1.5"),
         ({"threshold": "high"}, "--threshold 'high'"),
         ({"confidence": "hope"}, "--confidence 'hope'"),

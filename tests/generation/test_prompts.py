@@ -4,11 +4,15 @@ import pytest
 
 from marscli.errors import InputError
 from marscli.generation.config import GenerateConfig
-from marscli.generation.prompts import PromptRow, encode, read_rows, rows_from
+from marscli.generation.prompts import PromptFile, PromptRow, encode, rows_from
 
 from .conftest import byte_level_tokenizer
 
 USER = {"role": "user", "content": "Hi"}
+
+
+def read_rows(path):
+    return list(PromptFile(path))
 
 
 @pytest.fixture

@@ -88,7 +88,27 @@ Verify = Annotated[
     bool,
     typer.Option(
         "--verify/--no-verify",
-        help="Let the next forward verify what τ did not pass. Not yet: only --no-verify.",
+        help="Let the next forward verify what τ did not pass; --no-verify is the paper's scheme.",
+        rich_help_panel=DECODING,
+    ),
+]
+DraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-tokens",
+        metavar="N",
+        help="Masks a group, and drafts verified a step. Default: chosen by what pays; B - 1 below exact.",
+        show_default=False,
+        rich_help_panel=DECODING,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        help="End an answer before this text; repeat it for several.",
+        show_default=False,
         rich_help_panel=DECODING,
     ),
 ]
@@ -150,6 +170,7 @@ OutputDir = Annotated[
     Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder for the results.", rich_help_panel=DATA)
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace existing result files.", rich_help_panel=DATA)]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off.", rich_help_panel=DATA)]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable stdout.", rich_help_panel=DATA)]
 
 BatchSize = Annotated[

@@ -9,8 +9,9 @@ Keywords have the names and defaults of the command line.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 
+WAITING_PER_ROW = 4  # prompts in the engine for each row that it decodes: the next ones are ready when a row ends
+MOST_UNORDERED = 1024  # results that may wait for a slower one before them
+
 
 @dataclass(frozen=True)
 class GenerationResult:
@@ -34,14 +38,17 @@ class GenerationResult:
     Attributes:
         index: Place among the prompts.
         prompt: The prompt's text; for messages, as the chat template renders them.
-        text: ``tokenizer.decode(token_ids, skip_special_tokens=True)``.
-        finish_reason: ``stop`` (end-of-sequence token), ``length`` (max_new_tokens), ``context`` (no room left).
-        completion_tokens: Tokens generated, the end-of-sequence token included.
+        text: ``tokenizer.decode(token_ids, skip_special_tokens=True)``, cut before a stop string.
+        finish_reason: ``stop`` (end-of-sequence token or stop string), ``length`` (max_new_tokens), ``context`` (no
+            room left).
+        completion_tokens: Tokens generated, the end-of-sequence token, or the one that completes a stop string,
+            included.
         forwards: Model calls in which the prompt's row took part, the one that read the prompt included.
         seconds: Time of these calls.
         threshold: τ as a number; 1.0 (0 for entropy) is exact.
         verified: Whether drafts were verified.
-        token_ids: The completion's tokens; not part of JSON results.
+        token_ids: The completion's tokens; not part of JSON results, as the following.
+        records: What each forward gave, see `StepRecord`.
         extra: Other keys of the prompt's row.
     """
 
@@ -56,6 +63,7 @@ class GenerationResult:
     threshold: float
     verified: bool = False
     token_ids: list[int] = field(default_factory=list, repr=False)
+    records: list[StepRecord] = field(default_factory=list, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -112,8 +120,9 @@ def generate(
     """
     rows = rows_from(prompts)
     cfg = GenerateConfig(**options)
-    checkpoint, jobs = prepare(model, rows, cfg)
-    return list(iterate(checkpoint, jobs, cfg))
+    preparation = Preparation(model, cfg)
+    jobs = [preparation.job(row) for row in rows]
+    return list(iterate(preparation.open(), jobs, cfg))
 
 
 def stream(model: str | Path | Checkpoint, prompt: str | Messages, **options: Any) -> "TextStream":
@@ -126,8 +135,9 @@ def stream(model: str | Path | Checkpoint, prompt: str | Messages, **options: An
     if len(rows) != 1:
         raise InputError(f"a stream takes one prompt, not {len(rows)}", hint="use generate for several")
     cfg = GenerateConfig(**options)
-    checkpoint, jobs = prepare(model, rows, cfg)
-    return TextStream(checkpoint, jobs[0], cfg)
+    preparation = Preparation(model, cfg)
+    job = preparation.job(rows[0])
+    return TextStream(preparation.open(), job, cfg)
 
 
 @dataclass(frozen=True)
@@ -137,143 +147,234 @@ class Job:
     row: PromptRow
     prompt: str
     request: Request
+    stops: tuple[str, ...] = ()
 
-    def result(self, index: int, records: list[StepRecord], tokenizer: Any) -> GenerationResult:
-        """Sum up the finished request."""
-        reason = records[-1].finish_reason
-        assert reason is not None, "a finished row has a reason"
-        tokens = [token for record in records for token in record.tokens]
-        completion = Completion(tokens, reason, len(self.request.ids), records)
-        params = self.request.params
-        return GenerationResult(
-            index=index,
-            prompt=self.prompt,
-            text=str(tokenizer.decode(tokens, skip_special_tokens=True)),
-            finish_reason=completion.finish_reason,
-            prompt_tokens=completion.prompt_tokens,
-            completion_tokens=len(tokens),
-            forwards=completion.forwards,
-            seconds=completion.seconds,
-            threshold=threshold_number(params.threshold, params.confidence),
-            token_ids=tokens,
-            extra=self.row.extra,
-        )
+    @property
+    def threshold(self) -> float:
+        """τ as results hold it."""
+        return threshold_number(self.request.params.threshold, self.request.params.confidence)
+
+    @property
+    def verified(self) -> bool:
+        """Whether drafts are verified."""
+        return self.request.params.drafts > 0
 
 
-def prepare(
-    model: str | Path | Checkpoint, rows: Sequence[PromptRow], cfg: GenerateConfig
-) -> tuple[Checkpoint, list[Job]]:
-    """Check rows against model and options, then load the model, unless it is loaded already.
+class Preparation:
+    """What a model's settings and tokenizer say about rows, before its weights are loaded.
+
+    Args:
+        model: Hub id, folder, or a loaded checkpoint.
+        cfg: The options.
 
     Raises:
-        InputError: A row does not suit the model; its weights were not loaded.
-        MarsError: The model cannot be used.
+        InputError: The model cannot be used.
     """
-    if isinstance(model, Checkpoint):
-        tokenizer, name, trained, context_length = model.tokenizer, model.name, model.block_size, model.context_length
-    else:
-        name = str(model)
-        settings, context_length = load_settings(name, trust_remote_code=cfg.trust_remote_code)
-        trained = None if settings is None else settings.block_size
-        tokenizer = load_tokenizer(cfg.tokenizer or name, trust_remote_code=cfg.trust_remote_code)
-    block_size = 1 if trained is None else cfg.block_size or trained
-    jobs = []
-    for row in rows:
-        params = row.params(cfg, block_size)
-        if params.threshold is not None and trained is None:
-            raise row.error(
-                f"--threshold {params.threshold:g}: {name} was never MARS-trained",
-                hint="train it with `mars train` first, or use --threshold exact",
-            )
+
+    def __init__(self, model: str | Path | Checkpoint, cfg: GenerateConfig) -> None:
+        self.model = model
+        self.cfg = cfg
+        if isinstance(model, Checkpoint):
+            self.tokenizer, self.name = model.tokenizer, model.name
+            self.trained, self.context_length = model.block_size, model.context_length
+        else:
+            self.name = str(model)
+            settings, self.context_length = load_settings(self.name, trust_remote_code=cfg.trust_remote_code)
+            self.trained = None if settings is None else settings.block_size
+            self.tokenizer = load_tokenizer(cfg.tokenizer or self.name, trust_remote_code=cfg.trust_remote_code)
+        self.block_size = 1 if self.trained is None else cfg.block_size or self.trained
+
+    def job(self, row: PromptRow) -> Job:
+        """Make a row ready.
+
+        Raises:
+            InputError: It does not suit the model.
+        """
+        params = row.params(self.cfg, self.block_size)
+        if self.trained is None:
+            if params.threshold is not None:
+                raise row.error(
+                    f"--threshold {params.threshold:g}: {self.name} was never MARS-trained",
+                    hint="train it with `mars train` first, or use --threshold exact",
+                )
+            params = replace(params, verify=False, draft_tokens=None)
         ids, prompt = encode(
-            tokenizer, row, context_length=context_length, chat_template=cfg.chat_template, system=cfg.system
+            self.tokenizer,
+            row,
+            context_length=self.context_length,
+            chat_template=self.cfg.chat_template,
+            system=self.cfg.system,
         )
-        jobs.append(Job(row, prompt, Request(ids, params)))
-    if trained is None:
-        logger.warning("%s was never MARS-trained: it decodes one token per forward", name)
-    elif block_size > trained:
-        logger.warning(
-            "--block-size %d is more than %s was trained with (%d): tokens past that are guesses",
-            block_size,
-            name,
-            trained,
+        return Job(row, prompt, Request(ids, params), row.stops(self.cfg))
+
+    def open(self) -> Checkpoint:
+        """Load the weights, unless they are loaded already.
+
+        Raises:
+            MarsError: They cannot be loaded.
+        """
+        if self.trained is None:
+            logger.warning("%s was never MARS-trained: it decodes one token per forward", self.name)
+        elif self.block_size > self.trained:
+            logger.warning(
+                "--block-size %d is more than %s was trained with (%d): tokens past that are guesses",
+                self.block_size,
+                self.name,
+                self.trained,
+            )
+        if isinstance(self.model, Checkpoint):
+            return self.model
+        return load(
+            self.model,
+            tokenizer=self.cfg.tokenizer,
+            device=self.cfg.device,
+            dtype=self.cfg.dtype,
+            trust_remote_code=self.cfg.trust_remote_code,
         )
-    return _open(model, cfg), jobs
 
 
-def _open(model: str | Path | Checkpoint, cfg: GenerateConfig) -> Checkpoint:
-    if isinstance(model, Checkpoint):
-        return model
-    return load(
-        model,
-        tokenizer=cfg.tokenizer,
-        device=cfg.device,
-        dtype=cfg.dtype,
-        trust_remote_code=cfg.trust_remote_code,
-    )
+class _Answer:
+    """A job under way: its records, and their text."""
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self.job = job
+        self.builder = TextBuilder(tokenizer, job.stops)
+        self.records: list[StepRecord] = []
+
+    def take(self, record: StepRecord, engine: Engine) -> str:
+        """Add what one forward gave, up to a stop string, which ends the request; return the text settled by it."""
+        before = len(self.builder.ids)
+        chunk = self.builder.push(record.tokens)
+        if self.builder.stopped:
+            if record.finish_reason is None:
+                engine.cancel(record.request_id)
+            kept = len(self.builder.ids) - before
+            record = replace(
+                record,
+                tokens=record.tokens[:kept],
+                confidences=record.confidences[:kept],
+                offsets=record.offsets[:kept],
+                finish_reason="stop",
+            )
+        self.records.append(record)
+        return chunk
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last record has a finish reason."""
+        return bool(self.records) and self.records[-1].finish_reason is not None
+
+    def result(self, index: int) -> GenerationResult:
+        """Sum up the finished request."""
+        reason = self.records[-1].finish_reason
+        assert reason is not None, "a finished row has a reason"
+        completion = Completion(self.builder.ids, reason, len(self.job.request.ids), self.records)
+        return GenerationResult(
+            index=index,
+            prompt=self.job.prompt,
+            text=self.builder.text(),
+            finish_reason=completion.finish_reason,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=len(completion.tokens),
+            forwards=completion.forwards,
+            seconds=completion.seconds,
+            threshold=self.job.threshold,
+            verified=self.job.verified,
+            token_ids=completion.tokens,
+            records=completion.records,
+            extra=self.job.row.extra,
+        )
 
 
 class TextStream(Iterator[str]):
     """The text of one prompt, in chunks. A chunk is never empty.
 
     Attributes:
+        record: What the last forward gave.
+        text: The chunks so far.
         result: The whole result, once the iterator is exhausted.
     """
 
     def __init__(self, checkpoint: Checkpoint, job: Job, cfg: GenerateConfig) -> None:
+        self.record: StepRecord | None = None
+        self.text = ""
         self.result: GenerationResult | None = None
-        self._job = job
+        self._answer = _Answer(job, checkpoint.tokenizer)
         self._engine = _engine(checkpoint, cfg, max_rows=1)
-        self._tokenizer = checkpoint.tokenizer
         self._chunks = self._run()
 
     def __next__(self) -> str:
-        return next(self._chunks)
+        chunk = next(self._chunks)
+        self.text += chunk
+        return chunk
 
     def _run(self) -> Iterator[str]:
-        builder = TextBuilder(self._tokenizer)
-        records: list[StepRecord] = []
-        self._engine.add(self._job.request)
+        answer = self._answer
+        self._engine.add(answer.job.request)
         while self._engine.has_work:
             (record,) = self._engine.step()
-            records.append(record)
-            chunk = builder.push(record.tokens)
+            chunk = answer.take(record, self._engine)
+            self.record = answer.records[-1]
             if chunk:
                 yield chunk
-        rest = builder.finish()
+        rest = answer.builder.finish()
         if rest:
             yield rest
-        self.result = self._job.result(0, records, self._tokenizer)
+        self.result = answer.result(0)
 
 
 def iterate(
     checkpoint: Checkpoint,
-    jobs: Sequence[Job],
+    jobs: Iterable[Job],
     cfg: GenerateConfig,
-    progress: Callable[[int], None] | None = None,
+    *,
+    first_index: int = 0,
+    progress: Callable[[GenerationResult], None] | None = None,
 ) -> Iterator[GenerationResult]:
     """Complete many prompts, `cfg.batch_size` at a time; a finished row's place goes to the next prompt.
 
+    Jobs are taken as the engine needs them, and what is held in memory is bounded, so there may be any number.
+
     Args:
-        progress: Called with 1 whenever a prompt is done, in whatever order they end.
+        first_index: Index of the first job's result.
+        progress: Called with the result whenever a prompt is done, in whatever order they end.
 
     Yields:
         Results in the order of the jobs, each as soon as it and all before it are done.
     """
-    engine = _engine(checkpoint, cfg, min(cfg.batch_size, len(jobs)))
-    job_of = {engine.add(job.request): number for number, job in enumerate(jobs)}
-    records: list[list[StepRecord]] = [[] for _ in jobs]
+    waiting = iter(jobs)
+    first = list(islice(waiting, cfg.batch_size))  # of a huge batch size only as many rows as there are prompts
+    if not first:
+        return
+    engine = _engine(checkpoint, cfg, len(first))
+    answers: dict[int, _Answer] = {}
+    index_of: dict[int, int] = {}
     done: dict[int, GenerationResult] = {}
-    upcoming = 0
-    while engine.has_work:
+    added = upcoming = first_index
+
+    def add(more: Iterable[Job]) -> None:
+        nonlocal added
+        for job in more:
+            request_id = engine.add(job.request)
+            answers[request_id] = _Answer(job, checkpoint.tokenizer)
+            index_of[request_id] = added
+            added += 1
+
+    add(first)
+    while True:
+        room = min(WAITING_PER_ROW * len(first) - len(answers), MOST_UNORDERED + len(first) - (added - upcoming))
+        add(islice(waiting, max(0, room)))
+        if not engine.has_work:
+            return
         for record in engine.step():
-            number = job_of[record.request_id]
-            records[number].append(record)
-            if record.finish_reason is not None:
-                done[number] = jobs[number].result(number, records[number], checkpoint.tokenizer)
-                records[number] = []
+            answer = answers[record.request_id]
+            answer.take(record, engine)
+            if answer.is_finished:
+                del answers[record.request_id]
+                result = answer.result(index_of.pop(record.request_id))
+                done[result.index] = result
                 if progress is not None:
-                    progress(1)
+                    progress(result)
         while upcoming in done:
             yield done.pop(upcoming)
             upcoming += 1

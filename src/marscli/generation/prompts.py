@@ -5,22 +5,29 @@ here knows the model, but for the length of its context.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from marscli.core.params import DecodingParams
 from marscli.errors import InputError
-from marscli.generation.config import GenerateConfig
+from marscli.generation.config import GenerateConfig, stop_strings
 
 OVERRIDES: dict[str, tuple[type, ...]] = {
     "threshold": (str, int, float),
     "max_new_tokens": (int,),
     "temperature": (int, float),
+    "top_p": (int, float),
+    "top_k": (int,),
+    "confidence": (str,),
     "seed": (int,),
+    "stop": (str, list),
 }
-_KINDS = {str: "a text", int: "a whole number", float: "a number"}
+_KINDS = {str: "a text", int: "a whole number", float: "a number", list: "a list of texts"}
+_ROW_HINT = 'write one object a line, such as {"prompt": "Why is the sky blue?"}'
+_MESSAGE_HINT = 'write {"role": "user", "content": "…"}'
+_MESSAGES_HINT = f"messages takes a list: {_MESSAGE_HINT} for each turn"
 _TEMPLATE_HINT = "change the messages, or use --no-chat-template with a plain prompt"
 
 
@@ -31,7 +38,7 @@ class PromptRow:
     Attributes:
         prompt: Plain text; None if the row has messages.
         messages: A conversation that ends with a user's (or a tool's) turn; None if the row has a prompt.
-        overrides: The row's own threshold, max_new_tokens, temperature, seed.
+        overrides: The row's own values of the keys in `OVERRIDES`.
         extra: Other keys of the row, passed through to its result.
         where: How errors name the row, such as ``data.jsonl, line 3``; empty for the only prompt.
     """
@@ -48,51 +55,80 @@ class PromptRow:
 
     def params(self, cfg: GenerateConfig, block_size: int = 1) -> DecodingParams:
         """Combine the options with the row's own wishes; errors name the row."""
+        wishes = {key: value for key, value in self.overrides.items() if key != "stop"}
         try:
-            return cfg.params(block_size, **self.overrides)
+            return cfg.params(block_size, **wishes)
         except InputError as error:
             raise self.error(error.message, hint=error.hint) from error
 
+    def stops(self, cfg: GenerateConfig) -> tuple[str, ...]:
+        """The row's own stop strings, else those of the options."""
+        return stop_strings(self.overrides.get("stop", cfg.stop))
 
-def read_rows(path: str | Path) -> list[PromptRow]:
-    """Read a JSON-lines file of prompts.
+
+class PromptFile:
+    """A JSON-lines file of prompts, read anew by each loop over it, line by line, so that it may be of any length.
 
     Args:
-        path: UTF-8 text with one object a line that has ``prompt`` or ``messages``; empty lines are skipped.
-
-    Returns:
-        At least one row.
+        path: UTF-8 text with one object a line that has ``prompt`` or ``messages``; empty lines are skipped. What can
+            be read only once, such as a pipe, is kept in memory.
+        limit: Only the first rows.
 
     Raises:
-        InputError: The file cannot be read or holds no row, or a line is not a valid row; the line is named.
+        InputError: While looping: the file cannot be read or holds no row, or a line is not a valid row; the line is
+            named.
     """
-    source = Path(path).expanduser()
-    try:
-        text = source.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise InputError(f"--input {path}: no such file", hint="check the path") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"--input {path}: not UTF-8 text ({error.reason})", hint="save it as UTF-8") from error
-    except OSError as error:
-        raise InputError(f"--input {path}: cannot be read ({error.strerror})", hint="give a JSON-lines file") from error
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            where = f"--input {path}, line {number}"
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(
-                    f"{where}: not valid JSON ({error.msg}, column {error.colno})",
-                    hint='write one object a line, such as {"prompt": "Why is the sky blue?"}',
-                ) from error
-            rows.append(row_from(value, where))
-    if not rows:
-        raise InputError(
-            f"--input {path}: the file holds no rows",
-            hint='write one object a line, such as {"prompt": "Why is the sky blue?"}',
-        )
-    return rows
+
+    def __init__(self, path: str | Path, limit: int | None = None) -> None:
+        self.path = path
+        self.limit = limit
+        source = Path(path).expanduser()
+        self._pipe = source.exists() and not (source.is_file() or source.is_dir())
+        self._rows: list[PromptRow] | None = None
+        self.is_cut = False
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        if self._pipe and self._rows is None:
+            self._rows = list(self._read())
+        return iter(self._rows) if self._rows is not None else self._read()
+
+    def _read(self) -> Iterator[PromptRow]:
+        """Read up to the limit; `is_cut` then says whether there is more."""
+        count = 0
+        for number, line in enumerate(self._lines(), start=1):
+            if not line.strip():
+                continue
+            if count == self.limit:
+                self.is_cut = True
+                return
+            yield self._row(number, line)
+            count += 1
+        if count == 0:
+            raise InputError(f"--input {self.path}: the file holds no rows", hint=_ROW_HINT)
+
+    def _lines(self) -> Iterator[str]:
+        try:
+            # Lines end at "\n" alone: JSON allows U+2028 and the like inside strings.
+            with Path(self.path).expanduser().open(encoding="utf-8-sig", newline="\n") as handle:
+                yield from handle
+        except FileNotFoundError as error:
+            raise InputError(f"--input {self.path}: no such file", hint="check the path") from error
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"--input {self.path}: not UTF-8 text ({error.reason})", hint="save it as UTF-8"
+            ) from error
+        except OSError as error:
+            raise InputError(
+                f"--input {self.path}: cannot be read ({error.strerror})", hint="give a JSON-lines file"
+            ) from error
+
+    def _row(self, number: int, line: str) -> PromptRow:
+        where = f"--input {self.path}, line {number}"
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where}: not valid JSON ({error.msg}, column {error.colno})", hint=_ROW_HINT) from error
+        return row_from(value, where)
 
 
 def rows_from(prompts: Any) -> list[PromptRow]:
@@ -140,8 +176,7 @@ def row_from(value: Any, where: str) -> PromptRow:
         raise row.error(problem, hint="give each row a prompt (text) or messages (list of role and content)")
     if "prompt" in found and not isinstance(value["prompt"], str):
         raise row.error(f"prompt is {type(value['prompt']).__name__}, not text", hint="write the prompt as a string")
-    if "messages" in found:
-        _check_messages(row, value["messages"])
+    messages = _messages(row, value["messages"]) if "messages" in found else None
     overrides = {}
     for key, types in OVERRIDES.items():
         wish = value.get(key)
@@ -150,23 +185,44 @@ def row_from(value: Any, where: str) -> PromptRow:
         if isinstance(wish, bool) or not isinstance(wish, types):
             raise row.error(f"{key} is {wish!r}", hint=f"{key} takes {' or '.join(_KINDS[t] for t in types)}")
         overrides[key] = wish
+    if "stop" in overrides:
+        try:
+            stop_strings(overrides["stop"])
+        except InputError as error:
+            raise row.error(error.message, hint=error.hint) from error
     extra = {key: item for key, item in value.items() if key not in (*OVERRIDES, "prompt")}
-    return PromptRow(value.get("prompt"), value.get("messages"), overrides, extra, where)
+    return PromptRow(value.get("prompt"), messages, overrides, extra, where)
 
 
-def _check_messages(row: PromptRow, messages: Any) -> None:
+def _messages(row: PromptRow, messages: Any) -> list[dict[str, Any]]:
+    """Check a conversation, and bring its messages into the form that training gives a template."""
     if not isinstance(messages, list | tuple) or not messages:
-        raise row.error("messages is not a list of messages, or empty", hint='write [{"role": "user", "content": "…"}]')
+        raise row.error("messages is not a list of messages, or empty", hint=_MESSAGES_HINT)
+    checked = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise row.error(f"messages[{index}] has no role", hint='write {"role": "user", "content": "…"}')
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise row.error(f"messages[{index}] has no content", hint='write {"role": "user", "content": "…"}')
-        if not isinstance(message.get("content", ""), str | list | None):
-            kind = type(message["content"]).__name__
+            raise row.error(f"messages[{index}] has no role", hint=_MESSAGE_HINT)
+        clean = {key: value for key, value in message.items() if value is not None}
+        content = clean.get("content", "" if clean.get("tool_calls") else None)
+        if content is None:
+            raise row.error(f"messages[{index}] has no content", hint=_MESSAGE_HINT)
+        if isinstance(content, list):
+            content = _join_parts(row, content, index)
+        if not isinstance(content, str):
+            kind = type(content).__name__
             raise row.error(f"messages[{index}] has {kind} content, not text", hint="write the content as a string")
+        checked.append({**clean, "content": content})
     if messages[-1]["role"] == "assistant":
         raise row.error("the last message is the assistant's", hint="leave it out: it is what the model will write")
+    return checked
+
+
+def _join_parts(row: PromptRow, parts: Sequence[Any], index: int) -> str:
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise row.error(f"messages[{index}] has a content part of type {kind!r}", hint="only text is supported")
+    return "".join(part["text"] for part in parts)
 
 
 def encode(
