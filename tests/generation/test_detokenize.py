@@ -91,3 +91,28 @@ def test_long_texts_in_random_steps():
     ids = [i for sentence in SENTENCES * 3 for i in BYTE_LEVEL(sentence).input_ids]
     cuts = [generator.randrange(len(ids)) for _ in range(len(ids) // 2)]
     assert "".join(chunks_of(BYTE_LEVEL, ids, cuts)) == "".join(SENTENCES * 3)
+
+
+def test_the_cost_of_a_token_does_not_grow_with_the_text(monkeypatch):
+    ids = [i for sentence in SENTENCES * 30 for i in BYTE_LEVEL(sentence).input_ids]
+    decoded = []
+    decode = TextBuilder._decode
+    monkeypatch.setattr(TextBuilder, "_decode", lambda self, ids: decoded.append(len(ids)) or decode(self, ids))
+    builder = TextBuilder(BYTE_LEVEL)
+    chunks = [builder.push([token]) for token in ids]
+    assert len(ids) > 2000
+    assert max(decoded) < 100
+    assert "".join([*chunks, builder.finish()]) == "".join(SENTENCES * 30)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte-level", "byte-fallback", "clean-up"])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_chunks_of_long_random_texts(tokenizer, data):
+    """Long enough for the window to move, with runs of bytes and of special tokens that hold it."""
+    token = st.integers(0, len(tokenizer) - 1)
+    run = st.tuples(token, st.integers(1, 70)).map(lambda drawn: [drawn[0]] * drawn[1])
+    pieces = st.lists(st.one_of(run, st.lists(token, min_size=10, max_size=60)), min_size=4, max_size=9)
+    ids = [i for piece in data.draw(pieces) for i in piece]
+    cuts = data.draw(st.lists(st.integers(0, 600), min_size=60, max_size=120))
+    assert "".join(chunks_of(tokenizer, ids, cuts)) == tokenizer.decode(ids, skip_special_tokens=True)
