@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= runs/demo
 
-.PHONY: help setup demo test test-real lint format check clean
+.PHONY: help setup demo test test-real test-browser lint format check clean
 
 help:  ## What there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -27,6 +27,9 @@ test: setup  ## All fast tests; no network
 test-real: setup  ## The second tier, on a real model: MARS_TEST_MODEL=DIR make test-real
 	@test -n "$(MARS_TEST_MODEL)" || { echo "error: MARS_TEST_MODEL is not set"; echo "hint: MARS_TEST_MODEL=DIR make test-real"; exit 2; }
 	MARS_TEST_MODEL="$(abspath $(MARS_TEST_MODEL))" $(BIN)/python -m pytest -m real tests/real
+
+test-browser: setup  ## The pages in a headless Chromium, from the PATH or MARS_BROWSER=PROGRAM
+	$(BIN)/python -m pytest -m browser -rs tests/generation
 
 lint: setup  ## Lint, format check, types
 	$(BIN)/ruff check src tests examples

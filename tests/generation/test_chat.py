@@ -137,7 +137,7 @@ def test_ctrl_c_breaks_off_an_answer_and_not_the_dialogue(checkpoint, monkeypatc
 
 def test_a_dialogue_in_a_terminal(mars_model):
     shown = in_a_terminal(
-        ["generate", "-m", str(mars_model), "--chat", "-n", "12"],
+        [*["generate", "--chat", "--trace", "-n", "12", "--threshold", "1e-9", "--no-verify"], "-m", str(mars_model)],
         ("> ", "Why?\n"),
         ("tokens/forward", ""),
         ("> ", "\x03"),
@@ -145,3 +145,5 @@ def test_a_dialogue_in_a_terminal(mars_model):
         ("> ", "/quit\n"),
     )
     assert "Traceback" not in shown
+    assert "\x1b[33m" in shown  # four tokens from one forward
+    assert "tokens from one forward:" in shown

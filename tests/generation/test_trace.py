@@ -88,12 +88,3 @@ def test_trace_on_the_command_line(mars_model, tmp_path, capsys):
     assert run(["generate", "-m", str(mars_model), "Why?", *options, "--trace-html", str(page)]) == 2
     assert "the file exists already" in capsys.readouterr().err
     assert list(page.parent.iterdir()) == [page]
-
-
-def test_trace_colours_on_a_terminal(mars_model):
-    from .test_chat import in_a_terminal
-
-    arguments = ["generate", "-m", str(mars_model), "Why?", "-n", "12", "--threshold", "1e-9", "--no-verify", "--trace"]
-    shown = in_a_terminal(arguments)
-    assert "\x1b[33m" in shown  # four tokens from one forward
-    assert "tokens from one forward:" in shown
