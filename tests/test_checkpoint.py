@@ -178,3 +178,142 @@ def test_an_unreadable_mars_block_is_refused(tmp_path, broken):
 def test_devices_that_are_not_there_are_refused(device, named):
     with pytest.raises(InputError, match=named):
         checkpoint.resolve_device(device)
+
+
+def published(folder, *, tokenizer_class=True, mask=True):
+    """A tiny checkpoint in the layout of the published ones."""
+    save_model(folder, tokenizer=make_tokenizer() if mask else tokenizer_without("<|mask|>"))
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "modeling_qwen2.A2DQwen2Config", "AutoModelForCausalLM": "modeling_qwen2.A2DQwen2LMHeadModel"}
+    config |= {"model_type": "a2d-qwen2", "architectures": ["A2DQwen2LMHeadModel"], "auto_map": own}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling_qwen2.py").write_text("raise SystemExit('this code ran')")
+    if not tokenizer_class:
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings.pop("tokenizer_class")
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_the_published_layout_loads_as_the_plain_model_that_it_is(tmp_path, caplog):
+    folder = published(tmp_path / "published")
+    caplog.set_level("WARNING", logger="marscli")
+    settings, context = checkpoint.load_settings(folder)
+    assert (settings.block_size, settings.mask_token_id, settings.is_assumed, context) == (4, 3, True, 512)
+    loaded = load(folder, dtype="float32")
+    assert type(loaded.model).__name__ == "Qwen2ForCausalLM"
+    assert (loaded.block_size, loaded.mask_token_id, loaded.eos_token_ids) == (4, 3, (2,))
+    assert caplog.text.count("does not say its block size: 4 is taken") == 1
+    plain = make_model()
+    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), plain.parameters(), strict=True))
+    (one,) = loaded.generate("Hi", max_new_tokens=9, verify=False)
+    (several,) = loaded.generate("Hi", max_new_tokens=9, draft_tokens=3)
+    assert several.token_ids == one.token_ids
+    assert loaded.generate("Hi", max_new_tokens=9, threshold=1e-9, verify=False)[0].forwards == 3
+
+
+def test_the_block_size_of_a_published_checkpoint_can_be_given(tmp_path, caplog, capsys):
+    from marscli.cli.app import run
+
+    folder = published(tmp_path / "published")
+    assert load(folder, block_size=8).block_size == 8
+    assert "block size" not in caplog.text
+    options = ["-n", "16", "--threshold", "1e-9", "--no-verify", "--dtype", "float32", "--json"]
+    assert run(["generate", "-m", str(folder), "Hi", *options, "--block-size", "8"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["forwards"] == 2
+    assert "warning" not in err
+    assert run(["generate", "-m", str(folder), "Hi", *options]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["forwards"] == 4
+    assert err.count("warning: ") == 1
+
+
+def test_a_published_checkpoint_without_its_mask_token_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no mask token <\|mask\|>"):
+        load(published(tmp_path, mask=False))
+
+
+def gguf_file(path):
+    """A tiny Llama with a byte-level vocabulary, as llama.cpp's converter writes it; returns the model."""
+    gguf = pytest.importorskip("gguf")
+    model, tokenizer = make_model("llama", num_key_value_heads=4), make_tokenizer(template=None, merges=(("H", "e"),))
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(0)
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    tokens += [f"<extra{index}>" for index in range(config.vocab_size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if index < 4 else 1 for index in range(len(tokens))])
+    writer.add_token_merges(["H e"])
+    writer.add_eos_token_id(2)
+    writer.add_bos_token_id(1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        array = tensor.float().numpy()
+        if "q_proj" in name or "k_proj" in name:  # llama.cpp's order of rotary pairs
+            heads = config.num_attention_heads
+            array = array.reshape(heads, 2, array.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), array.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def test_a_gguf_file_decodes_as_the_model_that_it_was_made_of(tmp_path, caplog):
+    model = gguf_file(tmp_path / "tiny.gguf")
+    loaded = load(tmp_path / "tiny.gguf")
+    assert not loaded.is_mars
+    assert loaded.context_length == 512
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(loaded.model.state_dict()[name].float(), tensor)
+    ids = loaded.tokenizer("Hello").input_ids
+    expected = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=8, eos_token_id=2)[0, len(ids) :]
+    (result,) = loaded.generate("Hello", max_new_tokens=8)
+    assert result.token_ids == expected.tolist()
+
+
+def test_a_gguf_file_on_the_command_line(tmp_path, capsys, monkeypatch):
+    from marscli.cli.app import run
+
+    gguf_file(tmp_path / "tiny.gguf")
+    assert run(["generate", "-m", str(tmp_path / "tiny.gguf"), "Hello", "-n", "3"]) == 0
+    assert "1.00 tokens/forward" in capsys.readouterr().err
+    (tmp_path / "broken.gguf").write_bytes(b"no")
+    assert run(["generate", "-m", str(tmp_path / "broken.gguf"), "Hello"]) == 2
+    assert "no GGUF file" in capsys.readouterr().err
+    monkeypatch.setattr("marscli.formats.find_spec", lambda name: None)
+    assert run(["generate", "-m", str(tmp_path / "tiny.gguf"), "Hello"]) == 2
+    assert "pip install 'marscli[gguf]'" in capsys.readouterr().err
+
+
+def test_a_wrong_path_shows_the_checkpoints_near_it(tmp_path, monkeypatch):
+    for name in ("runs/mars", "runs/ar", "runs/empty"):
+        (tmp_path / name).mkdir(parents=True)
+    save_model(tmp_path / "runs" / "mars")
+    save_model(tmp_path / "runs" / "ar")
+    for wrong in ("runs/marz", "run/mars/x", "./nope"):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError) as refusal:
+            checkpoint.check_model_source(wrong if wrong.startswith(".") else tmp_path / wrong)
+        assert "mars" in refusal.value.hint
+        assert "empty" not in refusal.value.hint
+    with pytest.raises(InputError) as refusal:
+        checkpoint.check_model_source(tmp_path / "runs" / "marz")
+    assert refusal.value.hint.endswith("mars, ar")

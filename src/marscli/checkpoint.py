@@ -16,20 +16,27 @@ No code from a checkpoint is run unless asked for, and only safetensors weights 
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marscli import formats
 from marscli.errors import InputError, MarsError
 
 if TYPE_CHECKING:
     import torch
+
+    from marscli.generation.api import GenerationResult, TextStream
+
+logger = logging.getLogger(__name__)
 
 METADATA_VERSION = 1
 METADATA_KEYS = ("mars", "mask_token_id", "pard_token")
@@ -57,12 +64,14 @@ class MarsMetadata:
         ar_weight: Weight of the clean stream's loss.
         base_model: Name of the model that training started from.
         mask_token_id: The mask token.
+        is_assumed: Whether the block size is a guess, since the checkpoint does not say it.
     """
 
     block_size: int
     ar_weight: float
     base_model: str
     mask_token_id: int
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,14 +111,32 @@ class Checkpoint:
         """What the weights are stored in."""
         return self.model.dtype
 
+    def generate(self, prompts: Any, **options: Any) -> list[GenerationResult]:
+        """Complete prompts: `marscli.generate` with this model."""
+        from marscli.generation import api
 
-def check_model_source(model: str | Path, option: str = "--model") -> None:
+        return api.generate(self, prompts, **options)
+
+    def stream(self, prompt: Any, **options: Any) -> TextStream:
+        """Complete one prompt and hand out the text while it is written: `marscli.stream` with this model."""
+        from marscli.generation import api
+
+        return api.stream(self, prompt, **options)
+
+
+def check_model_source(model: str | Path, option: str = "--model", *, gguf: bool = False) -> None:
     """Refuse a model folder that cannot work, before anything slow happens. Hub ids are left to `load`.
+
+    Args:
+        gguf: Whether a GGUF file will do, which can be decoded with but not trained.
 
     Raises:
         InputError: The folder is missing or incomplete, or the name is neither a folder nor a Hub id.
     """
     folder = Path(model)
+    if gguf and formats.is_gguf(model):
+        formats.check_gguf(model, option)
+        return
     if folder.is_file():
         raise InputError(f"{option} {model} is a file", hint="give the folder that holds config.json and the weights")
     if not folder.is_dir():
@@ -140,6 +167,9 @@ def check_tokenizer_source(tokenizer: str | Path, option: str = "--model") -> No
         InputError: The folder is missing or holds no tokenizer file, or the name is neither a folder nor a Hub id.
     """
     folder = Path(tokenizer)
+    if formats.is_gguf(tokenizer):
+        formats.check_gguf(tokenizer, option)
+        return
     if folder.is_file():
         raise InputError(f"{option} {tokenizer} is a file", hint="give the folder that holds tokenizer.json")
     if not folder.is_dir():
@@ -160,14 +190,19 @@ def _check_hub_id(name: str | Path, option: str) -> None:
 
 
 def _nearby(folder: Path) -> str:
-    """What the user may have meant: checkpoint folders beside the one that was asked for."""
-    parent = folder.parent
+    """What the user may have meant: checkpoint folders near the one that was asked for, the likest name first."""
+    parent = next((each for each in folder.parents if each.is_dir()), Path())
     try:
-        siblings = sorted(path.name for path in parent.iterdir() if (path / "config.json").is_file())
+        children = [path for path in parent.iterdir() if path.is_dir()]
+        found = [path for path in children if (path / "config.json").is_file()]
+        if not found:  # perhaps one level down, as in runs/mars
+            found = [path for child in children for path in child.iterdir() if (path / "config.json").is_file()]
     except OSError:
-        siblings = []
-    if siblings:
-        return f"checkpoint folders in {parent}: {', '.join(siblings[:6])}"
+        found = []
+    if found:
+        names = sorted(str(path.relative_to(parent)) for path in found)
+        names.sort(key=lambda name: -difflib.SequenceMatcher(None, folder.name, Path(name).name).ratio())
+        return f"checkpoint folders in {parent}: {', '.join(names[:6])}"
     return "give a folder with config.json and safetensors weights, or a Hub id such as Qwen/Qwen2.5-0.5B-Instruct"
 
 
@@ -217,6 +252,7 @@ def load(
     tokenizer: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    block_size: int | None = None,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Load a checkpoint for decoding.
@@ -226,33 +262,40 @@ def load(
         tokenizer: Hub id or folder; by default the model's.
         device: ``auto``, ``cpu``, ``cuda[:N]`` or ``mps``.
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
+        block_size: B, for a published checkpoint, which does not say its own.
         trust_remote_code: Run Python code that comes with the checkpoint.
 
     Raises:
         InputError: The folder, the tokenizer, the device or the kind of model is not usable.
         MarsError: Weights cannot be read or downloaded.
     """
-    check_model_source(model)
+    check_model_source(model, gguf=True)
     check_tokenizer_source(tokenizer or model, "--tokenizer" if tokenizer else "--model")
     torch_device, torch_dtype = resolve_device(device), resolve_dtype(dtype)
 
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from marscli.core.attention import use_grouped_attention
-    from marscli.core.model import check_decodable
+    from marscli.core.model import check_decodable, check_model
 
     name = str(model)
     base = base_of(name)
-    config = _from_hub(AutoConfig, base, "config", trust_remote_code=trust_remote_code)
+    config = _read_config(base, trust_remote_code=trust_remote_code)
     check_decodable(config, name)
     mars = _metadata(config, name)
+    if mars is not None and mars.is_assumed:
+        if block_size is None:
+            logger.warning("%s does not say its block size: %d is taken (--block-size)", name, mars.block_size)
+        mars = replace(mars, block_size=block_size or mars.block_size)
     loaded_tokenizer = load_tokenizer(tokenizer or model, trust_remote_code=trust_remote_code)
     try:
+        source, options = formats.located(base)
         loaded_model = _from_hub(
             AutoModelForCausalLM,
-            base,
+            source,
             "weights",
+            **options,
             config=config,
             dtype=torch_dtype,
             use_safetensors=True,
@@ -265,10 +308,11 @@ def load(
         raise MarsError(
             f"{name} does not fit into the memory of {torch_device}", hint="try --dtype bfloat16"
         ) from error
+    check_model(loaded_model.eval(), name)
     use_grouped_attention(loaded_model)
     text_config = config.get_text_config()
     return Checkpoint(
-        model=loaded_model.eval(),
+        model=loaded_model,
         tokenizer=loaded_tokenizer,
         name=name,
         mask_token_id=mars.mask_token_id if mars else None,
@@ -287,12 +331,10 @@ def load_settings(model: str | Path, *, trust_remote_code: bool = False) -> tupl
     Raises:
         InputError: The checkpoint or its kind of model is not usable.
     """
-    check_model_source(model)
-    from transformers import AutoConfig
-
+    check_model_source(model, gguf=True)
     from marscli.core.model import check_decodable
 
-    config = _from_hub(AutoConfig, base_of(model), "config", trust_remote_code=trust_remote_code)
+    config = _read_config(base_of(model), trust_remote_code=trust_remote_code)
     check_decodable(config, str(model))
     return _metadata(config, str(model)), config.get_text_config().max_position_embeddings
 
@@ -304,9 +346,13 @@ def load_tokenizer(tokenizer: str | Path, *, trust_remote_code: bool = False) ->
         InputError: The folder holds none, or it cannot be read.
     """
     check_tokenizer_source(tokenizer)
-    from transformers import AutoTokenizer
+    source, options = formats.located(tokenizer)
+    return _from_hub(formats.TokenizerReader, source, "tokenizer", trust_remote_code=trust_remote_code, **options)
 
-    return _from_hub(AutoTokenizer, str(tokenizer), "tokenizer", trust_remote_code=trust_remote_code)
+
+def _read_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    source, options = formats.located(name)
+    return _from_hub(formats.ConfigReader, source, "config", trust_remote_code=trust_remote_code, **options)
 
 
 def base_of(model: str | Path) -> str:
@@ -368,10 +414,10 @@ def eos_token_ids(model: str | Path, tokenizer: Any) -> tuple[int, ...]:
         model: Hub id or folder.
         tokenizer: Its tokenizer.
     """
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     base = base_of(model)
-    config = AutoConfig.from_pretrained(base)
+    config = _read_config(base)
     try:
         generation_config = GenerationConfig.from_pretrained(base)
     except OSError:  # the file is optional
@@ -408,7 +454,13 @@ def _metadata(config: Any, name: str) -> MarsMetadata | None:
             f"{name}: its config.json has a mars block without mask_token_id or block_size",
             hint="restore the config.json that `mars train` wrote",
         )
-    return MarsMetadata(block_size, block.get("ar_weight", 1.0), block.get("base_model", ""), mask_token_id)
+    return MarsMetadata(
+        block_size=block_size,
+        ar_weight=block.get("ar_weight", 1.0),
+        base_model=block.get("base_model", ""),
+        mask_token_id=mask_token_id,
+        is_assumed=block.get("block_size_is_assumed", False),
+    )
 
 
 def choose_mask_token(tokenizer: Any, embedding_rows: int) -> tuple[str, int]:

@@ -155,7 +155,7 @@ def generate(
     rows = PromptFile(input_file, limit) if input_file is not None else [] if chat else [_prompt_row(prompt)]
     for row in rows:
         row.params(cfg)
-    check_model_source(model)
+    check_model_source(model, gguf=True)
     check_tokenizer_source(tokenizer or model, "--tokenizer" if tokenizer else "--model")
     with ExitStack() as stack:
         path = page = None

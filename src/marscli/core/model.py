@@ -22,6 +22,14 @@ from marscli.errors import InputError
 # transformers ≥ 5.2x selects positions per row itself; before, its 1-D `logits_to_keep` selects the same for all rows.
 SELECTS_PER_ROW = hasattr(modeling_utils, "slice_logits_to_keep")
 
+HINT = "models with full causal attention in every layer work: Qwen2, Qwen3, Llama, SmolLM, Gemma, Phi and their like"
+
+# Model types whose tiny random models decode as transformers does, every mode and cache (tests/core/test_families.py).
+PROVEN = {
+    *("cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral"),
+    *("olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+}
+
 # Rotary scalings that look at the largest position of the whole batch: a neighbour or a mask would change a row.
 BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -33,24 +41,71 @@ def check_decodable(config: PretrainedConfig, name: str = "the model") -> None:
         InputError: Encoder-decoder models, sliding-window, linear or otherwise special attention layers, and rotary
             scaling that depends on the whole batch.
     """
-    hint = "models with full causal attention in every layer work: Qwen2, Qwen3, Llama, SmolLM and their like"
     config = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{name} ({config.model_type}) is an encoder-decoder model", hint=hint)
+        raise InputError(f"{name} ({config.model_type}) is an encoder-decoder model", hint=HINT)
     special = sorted({kind for kind in getattr(config, "layer_types", None) or [] if kind != "full_attention"})
     if special:
         raise InputError(
-            f"{name} ({config.model_type}) has {', '.join(special)} layers, which are not handled", hint=hint
+            f"{name} ({config.model_type}) has {', '.join(special)} layers, which are not handled", hint=HINT
         )
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "layer_types", None) is None and getattr(config, "use_sliding_window", True):
-        raise InputError(f"{name} ({config.model_type}) has a sliding window of {window} tokens", hint=hint)
+        raise InputError(f"{name} ({config.model_type}) has a sliding window of {window} tokens", hint=HINT)
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise InputError(f"{name} ({config.model_type}) caps its attention scores, which is not handled", hint=HINT)
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise InputError(f"{name} ({config.model_type}) does not say how long its context is", hint=HINT)
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     if kind in BATCH_DEPENDENT_ROPE:
         raise InputError(
             f"{name} ({config.model_type}) uses {kind!r} rotary scaling, which depends on a batch's largest position",
             hint="set rope_parameters in its config.json to a fixed kind (default, linear, yarn, llama3)",
+        )
+
+
+@torch.no_grad()
+def check_model(model: PreTrainedModel, name: str = "the model") -> None:
+    """Refuse a model of a kind that was not proven if it computes something else with masks and positions of ours.
+
+    A few tokens run as the model itself does it, and as the engine does: with an explicit mask, and two of them again
+    at the end, in the place that a group of masks has. What differs ignores positions or masks, or hands its attention
+    function more than ours looks at.
+
+    Args:
+        model: In eval mode, with the attention function that it was loaded with.
+        name: How errors name it.
+
+    Raises:
+        InputError: The two differ, or the model fails.
+    """
+    config = model.config.get_text_config()
+    if config.model_type in PROVEN:
+        return
+    again = slice(4, 6)
+    ids = torch.arange(8, device=model.device) * (config.vocab_size // 8)
+    positions = torch.arange(8, device=model.device)
+    mask = torch.ones(10, 10, dtype=torch.bool, device=model.device).tril()
+    mask[8:, again.start : 8] = False
+    try:
+        own = model(ids[None], use_cache=False).logits[0].float()
+        ours = forward_logits(
+            model,
+            input_ids=torch.cat([ids, ids[again]])[None],
+            position_ids=torch.cat([positions, positions[again]])[None],
+            mask=mask[None, None],
+            keep=torch.arange(10, device=model.device)[None],
+        )[0].float()
+        off = (ours - torch.cat([own, own[again]])).abs().max() / own.std()
+    except Exception as error:  # a model's code may raise anything on what it does not expect
+        raise InputError(
+            f"{name} ({config.model_type}) cannot be called as the engine does: {type(error).__name__}", hint=HINT
+        ) from error
+    if not off < (1e-3 if model.dtype == torch.float32 else 0.2):
+        raise InputError(
+            f"{name} ({config.model_type}) computes something else with masks and positions given by the engine",
+            hint=HINT,
         )
 
 

@@ -181,6 +181,8 @@ class Preparation:
             self.name = str(model)
             settings, self.context_length = load_settings(self.name, trust_remote_code=cfg.trust_remote_code)
             self.trained = None if settings is None else settings.block_size
+            if settings is not None and settings.is_assumed and cfg.block_size is not None:
+                self.trained = cfg.block_size
             self.tokenizer = load_tokenizer(cfg.tokenizer or self.name, trust_remote_code=cfg.trust_remote_code)
         self.block_size = 1 if self.trained is None else cfg.block_size or self.trained
 
@@ -229,6 +231,7 @@ class Preparation:
             tokenizer=self.cfg.tokenizer,
             device=self.cfg.device,
             dtype=self.cfg.dtype,
+            block_size=self.cfg.block_size,
             trust_remote_code=self.cfg.trust_remote_code,
         )
 
