@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from marscli.checkpoint import load
     from marscli.evaluation import evaluate
     from marscli.generation.api import generate, stream
+    from marscli.generation.custom import custom_generate
     from marscli.training import train
 
 __version__ = "0.1.0"
@@ -23,13 +24,14 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "bench": "marscli.benchmarking",
     "evaluate": "marscli.evaluation",
+    "custom_generate": "marscli.generation.custom",
     "load": "marscli.checkpoint",
     "generate": "marscli.generation.api",
     "stream": "marscli.generation.api",
     "train": "marscli.training",
 }
 
-__all__ = ["__version__", "bench", "evaluate", "generate", "load", "stream", "train"]
+__all__ = ["__version__", "bench", "custom_generate", "evaluate", "generate", "load", "stream", "train"]
 
 
 def __getattr__(name: str) -> Any:

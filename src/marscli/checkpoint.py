@@ -283,7 +283,7 @@ def load(
     base = base_of(name)
     config = _read_config(base, trust_remote_code=trust_remote_code)
     check_decodable(config, name)
-    mars = _metadata(config, name)
+    mars = metadata_of(config, name)
     if mars is not None and mars.is_assumed:
         if block_size is None:
             logger.warning("%s does not say its block size: %d is taken (--block-size)", name, mars.block_size)
@@ -336,7 +336,7 @@ def load_settings(model: str | Path, *, trust_remote_code: bool = False) -> tupl
 
     config = _read_config(base_of(model), trust_remote_code=trust_remote_code)
     check_decodable(config, str(model))
-    return _metadata(config, str(model)), config.get_text_config().max_position_embeddings
+    return metadata_of(config, str(model)), config.get_text_config().max_position_embeddings
 
 
 def load_tokenizer(tokenizer: str | Path, *, trust_remote_code: bool = False) -> Any:
@@ -434,7 +434,12 @@ def _eos_token_ids(generation_config: Any, config: Any, tokenizer: Any) -> tuple
     return ()
 
 
-def _metadata(config: Any, name: str) -> MarsMetadata | None:
+def metadata_of(config: Any, name: str) -> MarsMetadata | None:
+    """What a config says about MARS; None if the model was never MARS-trained.
+
+    Raises:
+        InputError: It says so in a way that this version does not read.
+    """
     path = Path(name) / ADAPTER_METADATA
     if path.is_file():  # of adapters, whose config is the base model's
         _set_metadata(config, json.loads(path.read_text(encoding="utf-8")))
