@@ -72,7 +72,7 @@ def test_commands_that_need_the_hub_are_spelled_right(line):
 def test_python_snippets_run(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     snippets = [text for _, kind, text in BLOCKS if kind == "python"]
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     for snippet in snippets:
         exec(compile(snippet.replace("runs/mars", "runs/mars-ready"), "README.md", "exec"), {})
     assert capsys.readouterr().out

@@ -65,6 +65,18 @@ def test_no_arguments_show_help(capsys):
     assert "mars train -m" in capsys.readouterr().out
 
 
+def test_help_of_the_program_names_the_commands_in_whole_sentences(capsys):
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "completion" not in text
+    summaries = " ".join(text.partition("Commands:")[2].split())
+    assert "..." not in summaries
+    assert "Write text with a model, several tokens per forward pass." in summaries
+    assert (
+        "Teach a model to predict several tokens per forward pass; the result is an ordinary checkpoint." in summaries
+    )
+
+
 def test_version(capsys):
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"marscli {marscli.__version__}\n"
@@ -78,6 +90,9 @@ def test_version(capsys):
         (["nothing-like-it", "--help"], "no such command", "mars --help"),
         (["generate", "--treshold", "1"], "no such option: --treshold", "did you mean --threshold?"),
         (["generate", "-m", "x", "--max_new_token", "3"], "no such option: --max", "did you mean --max-new-tokens?"),
+        (["generate", "-m", "x", "--methods", "hi"], "no such option: --methods", "`mars bench` has it"),
+        (["generate", "-m", "x", "--temp", "1", "hi"], "no such option: --temp", "did you mean --temperature?"),
+        (["generate", "-m", "x", "--xyz", "hi"], "no such option: --xyz", "`mars generate --help`"),
         (["generate", "hello"], "missing --model/-m", "Hub id or folder"),
         (["generate", "-m"], "'-m' requires an argument", "--help"),
         (["generate", "-m", "x", "-n", "many", "hi"], "--max-new-tokens/-n:", "mars generate --help"),

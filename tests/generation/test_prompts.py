@@ -64,6 +64,11 @@ def test_rows_of_a_file(rows_file):
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "the last message is the assistant's"),
         ('{"prompt": "a", "max_new_tokens": "3"}', "line 1: max_new_tokens is '3'"),
         ('{"prompt": "a", "seed": true}', "seed is True"),
+        ('{"prompt": "a"}\n{"prompt": "a", "stop": 3}', "line 2: stop is 3"),
+        ('{"prompt": "a", "stop": ["b", 4]}', "line 1: stop is .'b', 4."),
+        ('{"prompt": "a", "stop": ""}', "line 1: stop is empty"),
+        ('{"prompt": "a", "top_k": 0.5}', "line 1: top_k is 0.5"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "content part of type 'image'"),
         ("", "the file holds no rows"),
         ("\n \n", "the file holds no rows"),
         (b"\xff\xfe", "not UTF-8 text"),
@@ -175,3 +180,35 @@ def test_templates_that_are_missing_or_refuse(tokenizer):
     broken = byte_level_tokenizer(chat_template="{{ messages[0].content.nothing.at_all }}")
     with pytest.raises(InputError, match="the chat template refuses this"):
         encode(broken, PromptRow("a"), context_length=64)
+
+
+def test_text_parts_and_tool_calls_are_what_training_gives_a_template():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    (row,) = rows_from([[{"role": "user", "content": parts}, call, {"role": "tool", "content": "5", "name": None}]])
+    assert row.messages == [
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]},
+        {"role": "tool", "content": "5"},
+    ]
+
+
+def test_a_rows_own_stop_and_sampling(rows_file):
+    lines = '{"prompt": "a", "stop": "x", "top_p": 0.5, "top_k": 3, "confidence": "margin"}\n{"prompt": "b"}'
+    first, second = read_rows(rows_file(lines))
+    cfg = GenerateConfig(stop=["y", "z"])
+    assert (first.stops(cfg), second.stops(cfg)) == (("x",), ("y", "z"))
+    params = first.params(cfg)
+    assert (params.top_p, params.top_k, params.confidence) == (0.5, 3, "margin")
+    with pytest.raises(InputError, match="line 1: confidence .margin. is not the one"):
+        first.params(GenerateConfig(threshold=0.9))
+
+
+def test_a_limited_file_knows_that_there_is_more(rows_file):
+    path = rows_file('{"prompt": "a"}\n\n{"prompt": "b"}\nbroken\n')
+    rows = PromptFile(path, 2)
+    assert [row.prompt for row in rows] == [row.prompt for row in rows] == ["a", "b"]
+    assert rows.is_cut
+    whole = PromptFile(rows_file('{"prompt": "a"}\n\n'), 1)
+    assert len(list(whole)) == 1
+    assert not whole.is_cut

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import marscli
 from marscli.cli import console
@@ -46,8 +46,23 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
+class Group(TyperGroup):
+    """The commands, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one definition list."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_paragraph(self.commands[name])) for name in self.list_commands(ctx)])
+
+
+def _first_paragraph(command: Any) -> str:
+    return " ".join((command.help or "").partition("\n\n")[0].split())
+
+
 app = typer.Typer(
     name="mars",
+    cls=Group,
+    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
@@ -147,10 +162,7 @@ def _explain(error: Any) -> tuple[str, str]:
     command = context.command_path if context is not None else "mars"
     more = f"`{command} --help` shows the options and examples"
     if isinstance(error, _click_exceptions.NoSuchOption):
-        known = [o for p in context.command.params for o in (*p.opts, *p.secondary_opts)] if context is not None else []
-        name = error.option_name.replace("_", "-")
-        near = list(error.possibilities or ()) or difflib.get_close_matches(name, known, n=1)
-        return f"no such option: {error.option_name}", f"did you mean {near[0]}?" if near else more
+        return f"no such option: {error.option_name}", _near_option(error.option_name, context) or more
     if isinstance(error, _click_exceptions.MissingParameter):
         name = _parameter_name(error)
         text = getattr(error.param, "help", None)
@@ -159,6 +171,26 @@ def _explain(error: Any) -> tuple[str, str]:
         return f"{_parameter_name(error)}: {_sentence(error.message)}{_origin(error)}", more
     message, _, suggestion = _sentence(error.format_message()).partition(". Did you mean ")
     return message, f"did you mean {suggestion}" if suggestion else more
+
+
+def _near_option(option: str, context: Any) -> str | None:
+    """What a wrong option was probably meant to be: a slip of the fingers, a beginning, or another command's."""
+    if context is None:
+        return None
+    name = option.replace("_", "-").lstrip("-")
+    known = _options(context.command)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    near = near or [other for other in known if len(name) > 2 and other.startswith(name)][:1]
+    if near:
+        return f"did you mean --{near[0]}?"
+    commands = getattr(context.find_root().command, "commands", {})
+    others = [f"`mars {command}`" for command in commands if name in _options(commands[command])]
+    return f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else None
+
+
+def _options(command: Any) -> list[str]:
+    names = [name for param in command.params for name in (*param.opts, *param.secondary_opts)]
+    return [name.removeprefix("--") for name in names if name.startswith("--")]
 
 
 def _parameter_name(error: Any) -> str:

@@ -117,7 +117,7 @@ BlockSize = Annotated[
     typer.Option(
         "--block-size",
         metavar="B",
-        help="At most this many tokens per forward; 1 is AR decoding. Default: the checkpoint's.",
+        help="B - 1 masks a group; 1 is AR decoding. Default: the checkpoint's.",
         show_default=False,
         rich_help_panel=DECODING,
     ),
