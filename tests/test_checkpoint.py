@@ -317,3 +317,6 @@ def test_a_wrong_path_shows_the_checkpoints_near_it(tmp_path, monkeypatch):
     with pytest.raises(InputError) as refusal:
         checkpoint.check_model_source(tmp_path / "runs" / "marz")
     assert refusal.value.hint.endswith("mars, ar")
+    with pytest.raises(MarsError) as refusal:  # it could be a Hub id
+        load("marz")
+    assert refusal.value.hint.endswith(": runs/mars, runs/ar")

@@ -191,6 +191,12 @@ def _check_hub_id(name: str | Path, option: str) -> None:
 
 def _nearby(folder: Path) -> str:
     """What the user may have meant: checkpoint folders near the one that was asked for, the likest name first."""
+    return _checkpoints_near(folder) or (
+        "give a folder with config.json and safetensors weights, or a Hub id such as Qwen/Qwen2.5-0.5B-Instruct"
+    )
+
+
+def _checkpoints_near(folder: Path) -> str | None:
     parent = next((each for each in folder.parents if each.is_dir()), Path())
     try:
         children = [path for path in parent.iterdir() if path.is_dir()]
@@ -198,12 +204,10 @@ def _nearby(folder: Path) -> str:
         if not found:  # perhaps one level down, as in runs/mars
             found = [path for child in children for path in child.iterdir() if (path / "config.json").is_file()]
     except OSError:
-        found = []
-    if found:
-        names = sorted(str(path.relative_to(parent)) for path in found)
-        names.sort(key=lambda name: -difflib.SequenceMatcher(None, folder.name, Path(name).name).ratio())
-        return f"checkpoint folders in {parent}: {', '.join(names[:6])}"
-    return "give a folder with config.json and safetensors weights, or a Hub id such as Qwen/Qwen2.5-0.5B-Instruct"
+        return None
+    names = sorted(str(path.relative_to(parent)) for path in found)
+    names.sort(key=lambda name: -difflib.SequenceMatcher(None, folder.name, Path(name).name).ratio())
+    return f"checkpoint folders in {parent.resolve()}: {', '.join(names[:6])}" if names else None
 
 
 def resolve_device(device: str = "auto") -> torch.device:
@@ -403,7 +407,8 @@ def _from_hub(load: Any, name: str, what: str, **options: Any) -> Any:
             ) from error
         raise MarsError(
             f"{name} is no folder here, and its {what} cannot be had from the Hub: {first_line}",
-            hint="check the name and the network (HF_HUB_OFFLINE, HF_TOKEN for gated models), or give a local folder",
+            hint=("/" not in name and _checkpoints_near(Path(name)))
+            or "check the name and the network (HF_HUB_OFFLINE, HF_TOKEN for gated models), or give a local folder",
         ) from error
 
 

@@ -200,7 +200,7 @@ def test_a_rows_own_stop_and_sampling(rows_file):
     assert (first.stops(cfg), second.stops(cfg)) == (("x",), ("y", "z"))
     params = first.params(cfg)
     assert (params.top_p, params.top_k, params.confidence) == (0.5, 3, "margin")
-    with pytest.raises(InputError, match="line 1: confidence .margin. is not the one"):
+    with pytest.raises(InputError, match="line 1: confidence 'margin' is not the one"):
         first.params(GenerateConfig(threshold=0.9))
 
 
