@@ -48,7 +48,8 @@ class TextBuilder:
         self._tokenizer = tokenizer
         self._special = set(tokenizer.all_special_ids)
         self._cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
-        special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        added = tokenizer.added_tokens_decoder if stops else {}
+        special = {str(token): index for index, token in added.items() if token.special}
         self._stop_ids = {special[stop] for stop in stops if stop in special}
         self._stops = [stop for stop in stops if stop not in special]
         self._longest_stop = max(map(len, self._stops), default=0)
