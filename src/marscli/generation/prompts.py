@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marscli.core.params import DecodingParams
+from marscli.data.rows import RowError, join_parts
 from marscli.errors import InputError
 from marscli.generation.config import GenerateConfig, stop_strings
 
@@ -207,7 +208,10 @@ def _messages(row: PromptRow, messages: Any) -> list[dict[str, Any]]:
         if content is None:
             raise row.error(f"messages[{index}] has no content", hint=_MESSAGE_HINT)
         if isinstance(content, list):
-            content = _join_parts(row, content, index)
+            try:
+                content = join_parts(content, f"messages[{index}]")
+            except RowError as error:
+                raise row.error(str(error), hint="write the content as a string") from error
         if not isinstance(content, str):
             kind = type(content).__name__
             raise row.error(f"messages[{index}] has {kind} content, not text", hint="write the content as a string")
@@ -215,14 +219,6 @@ def _messages(row: PromptRow, messages: Any) -> list[dict[str, Any]]:
     if messages[-1]["role"] == "assistant":
         raise row.error("the last message is the assistant's", hint="leave it out: it is what the model will write")
     return checked
-
-
-def _join_parts(row: PromptRow, parts: Sequence[Any], index: int) -> str:
-    for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise row.error(f"messages[{index}] has a content part of type {kind!r}", hint="only text is supported")
-    return "".join(part["text"] for part in parts)
 
 
 def encode(
