@@ -30,7 +30,7 @@ def talk(checkpoint, monkeypatch, *said, first=None, **options):
     return dialogue
 
 
-def in_a_terminal(arguments, *keys, timeout=40):
+def in_a_terminal(arguments, *keys, timeout=240):
     """Run the command with a pseudo-terminal as all its streams; keys are (text to wait for, what to type then)."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "", "COLUMNS": "200"}
