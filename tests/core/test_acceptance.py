@@ -1,5 +1,6 @@
 """Acceptance tables of hand-made confidences."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,9 +28,9 @@ def test_rows_with_measures_of_their_own():
 
 
 def test_leading_counts_up_to_the_first_refusal():
-    kept = torch.tensor([[0, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 0]]).bool()
+    kept = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 0]], dtype=bool)
     assert leading(kept).tolist() == [0, 1, 3, 2]
-    assert leading(torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0, 0]
+    assert leading(np.zeros((2, 0), dtype=bool)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,10 @@ def test_leading_counts_up_to_the_first_refusal():
     ],
 )
 def test_a_row_ends_at_its_first_accepted_end_token(tokens, accepted, expected, ended):
-    cut, flag = cut_after_end(torch.tensor([tokens]), torch.tensor([accepted]), torch.tensor([9, 8]))
+    cut, flag = cut_after_end(np.array([tokens]), np.array([accepted]), np.array([9, 8]))
     assert (cut.item(), flag.item()) == (expected, ended)
 
 
 def test_without_end_tokens_no_row_ends():
-    cut, flag = cut_after_end(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([], dtype=torch.long))
+    cut, flag = cut_after_end(np.array([[1, 2]]), np.array([2]), np.array([], dtype=np.int64))
     assert (cut.item(), flag.item()) == (2, False)

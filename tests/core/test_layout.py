@@ -2,6 +2,7 @@
 
 import doctest
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from marscli.core import acceptance, layout, masking, params
 from marscli.core.layout import NO_TARGET, ar_example, collate, decode_layout, two_stream_example
 from marscli.core.model import forward_logits
 
-from .tiny_models import ARCHITECTURES, MASK, random_ids, tiny_model
+from .tiny_models import ARCHITECTURES, MASK, on_device, random_ids, tiny_model
 
 
 @pytest.mark.parametrize("module", [acceptance, layout, masking, params])
@@ -67,14 +68,15 @@ def test_training_logits_equal_the_decode_steps(architecture, prompt, response, 
         )
         for start in range(prompt, prompt + response, block_size):
             masks = min(block_size, prompt + response - start)
-            counts = (torch.tensor([number]) for number in (0, start, 0, masks, masks))
-            step = decode_layout(*counts, width=start + masks, most=(0, masks))
+            cached, newest, drafts = (np.array([number]) for number in (0, start, 0))
+            step = decode_layout(cached, newest, drafts, np.array([[masks]]))
+            position_ids, visibility, read = on_device(step)
             decoded = forward_logits(
                 model,
                 input_ids=torch.tensor([ids[:start] + [MASK] * masks]),
-                position_ids=step.position_ids,
-                mask=step.visibility.dense(),
-                keep=step.read,
+                position_ids=position_ids,
+                mask=visibility.dense(),
+                keep=read,
             )[0]
             first_mask = prompt + response + (start - prompt)
             torch.testing.assert_close(decoded[0], trained[start - 1], atol=1e-5, rtol=0)

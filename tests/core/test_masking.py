@@ -1,11 +1,14 @@
 """Masks against a brute-force definition: the table of who may see whom, written out role by role."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marscli.core.layout import collate, decode_layout, two_stream_example
+
+from .tiny_models import on_device
 
 MASK = 99
 
@@ -56,13 +59,12 @@ def test_two_streams_see_what_the_table_says(batch, block_size):
         assert torch.equal(dense[row, 0], expected)
 
 
-def step_roles(n, newest, drafts, masks, spare):
-    """(kind, position, group, index in the group) of every entry of a decode step; masks past the limit are padding."""
+def step_roles(n, newest, groups):
+    """(kind, position, group, index in the group) of every entry of a decode step; the groups follow k drafts."""
+    drafts = len(groups) - 1
     roles = [("real", n + i, None, None) for i in range(newest + drafts)]
-    for group in range(drafts + 1):
-        for index in range(masks):
-            inside = group + index < spare
-            roles.append(("mask" if inside else "padding", n + newest + group + index if inside else 0, group, index))
+    for group, masks in enumerate(groups):
+        roles += [("mask", n + newest + group + index, group, index) for index in range(masks)]
     return roles
 
 
@@ -81,33 +83,36 @@ def step_sees(n, newest, roles, entry, slot):
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 8)),
+        st.tuples(st.integers(0, 9), st.integers(1, 4), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
         min_size=1,
         max_size=4,
     ),
     st.integers(0, 2),
 )
 def test_a_decode_step_sees_what_the_table_says(rows, slack):
-    columns = [torch.tensor(column) for column in zip(*rows, strict=True)]
-    widths = [newest + drafts + (drafts + 1) * masks for _, newest, drafts, masks, _ in rows]
-    width = max(widths) + slack
-    most = int(columns[2].max()), int(columns[3].max())
-    layout = decode_layout(*columns, width=width, most=most)
-    num_slots = int(columns[0].max()) + width
-    dense = layout.visibility.dense(num_slots)
-    assert layout.read.shape == (len(rows), (most[0] + 1) * (1 + most[1]))
-    for row, (n, newest, drafts, masks, spare) in enumerate(rows):
-        roles = step_roles(n, newest, drafts, masks, spare)
-        for entry in range(width):
-            assert layout.visibility.slot[row, entry] == n + entry
-            assert layout.position_ids[row, entry] == (roles[entry][1] if entry < len(roles) else 0)
-            expected = [step_sees(n, newest, roles, entry, slot) for slot in range(num_slots)]
+    cached, newest = (np.array(column) for column in list(zip(*rows, strict=True))[:2])
+    drafts = np.array([len(groups) - 1 for *_, groups in rows])
+    padded = np.array([groups + [0] * (drafts.max() + 1 - len(groups)) for *_, groups in rows])
+    widths = [len(step_roles(*row)) for row in rows]
+    layout = decode_layout(cached, newest, drafts, padded, max(widths) + slack)
+    position_ids, visibility, read = on_device(layout)
+    num_slots = int(cached.max()) + max(widths) + slack
+    dense = visibility.dense(num_slots)
+    for row, (n, new, groups) in enumerate(rows):
+        roles = step_roles(n, new, groups)
+        for entry in range(max(widths) + slack):
+            assert layout.slot[row, entry] == n + entry
+            assert position_ids[row, entry] == (roles[entry][1] if entry < len(roles) else 0)
+            expected = [step_sees(n, new, roles, entry, slot) for slot in range(num_slots)]
             assert dense[row, 0, entry].tolist() == expected
-        at_real, in_groups = layout.read[row].split([most[0] + 1, (most[0] + 1) * most[1]])
-        assert at_real.tolist()[: drafts + 1] == [newest - 1 + i for i in range(drafts + 1)]
-        for group, of_group in enumerate(in_groups.view(most[0] + 1, most[1]).tolist()[: drafts + 1]):
-            first = newest + drafts + group * masks
-            assert of_group[:masks] == list(range(first, first + masks))
+        wanted = len(roles) - new + 1
+        assert read[row, :wanted].tolist() == list(range(new - 1, len(roles)))
+        assert read[row].max() < max(widths) + slack
+        for group, masks in enumerate(groups):
+            start = layout.group_read[row, group]
+            assert [roles[entry][2:] for entry in read[row, start : start + masks]] == [
+                (group, i) for i in range(masks)
+            ]
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4])

@@ -1,5 +1,6 @@
 """The model call: logits where they are wanted, grouped attention, and models that are refused by name."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, T5Config
@@ -10,14 +11,15 @@ from marscli.core.layout import decode_layout
 from marscli.core.model import check_decodable, forward_logits, select_before_head
 from marscli.errors import InputError
 
-from .tiny_models import ARCHITECTURES, random_ids, tiny_model
+from .tiny_models import ARCHITECTURES, on_device, random_ids, tiny_model
 
 
 def step_inputs():
-    counts = (torch.tensor(column) for column in ([0, 0], [4, 2], [1, 0], [1, 3], [9, 9]))
-    layout = decode_layout(*counts, width=8, most=(1, 3))
+    cached, newest, drafts = (np.array(column) for column in ([0, 0], [4, 2], [1, 0]))
+    layout = decode_layout(cached, newest, drafts, np.array([[1, 1], [3, 0]]), width=8)
+    position_ids, visibility, read = on_device(layout)
     ids = torch.tensor([random_ids(8, 1), random_ids(8, 2)])
-    return {"input_ids": ids, "position_ids": layout.position_ids, "mask": layout.visibility.dense()}, layout.read
+    return {"input_ids": ids, "position_ids": position_ids, "mask": visibility.dense()}, read
 
 
 @torch.no_grad()

@@ -4,7 +4,11 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from marscli.core.sampling import SamplingSettings, choose_tokens, gumbel_noise, warp
+from marscli.core.sampling import SamplingSettings, choose_tokens, gumbel_noise, top_tokens, warp
+
+
+def draw(logits, positions, settings):
+    return choose_tokens(logits, positions, settings, top_tokens(logits))
 
 
 def settings_for(rows, *, temperature=1.0, top_p=1.0, top_k=0, seed=0):
@@ -23,9 +27,7 @@ def test_drawn_tokens_follow_the_distribution():
     logits = torch.randn(vocab) * 1.5
     expected = logits.softmax(-1) * draws
     positions = torch.arange(draws)[None]
-    mine = choose_tokens(logits.expand(1, draws, vocab), positions, settings_for(1, seed=7))[0].bincount(
-        minlength=vocab
-    )
+    mine = draw(logits.expand(1, draws, vocab), positions, settings_for(1, seed=7))[0].bincount(minlength=vocab)
     theirs = torch.multinomial(logits.softmax(-1), draws, replacement=True).bincount(minlength=vocab)
     critical = 37.7  # 15 degrees of freedom, p = 0.001
     for counts in (mine, theirs):
@@ -36,8 +38,8 @@ def test_seeds_and_positions_draw_independently():
     """The same chi-square over the joint of two neighbours, in position and in seed."""
     vocab, draws = 4, 20_000
     uniform = torch.zeros(1, draws, vocab)
-    by_position = choose_tokens(uniform, torch.arange(draws)[None], settings_for(1, seed=3))[0]
-    by_seed = choose_tokens(
+    by_position = draw(uniform, torch.arange(draws)[None], settings_for(1, seed=3))[0]
+    by_seed = draw(
         torch.zeros(draws, 1, vocab), torch.full((draws, 1), 5), settings_for(draws, seed=torch.arange(draws))
     )[:, 0]
     for drawn in (by_position, by_seed):
@@ -57,9 +59,9 @@ def test_a_draw_does_not_depend_on_the_batch():
     logits = torch.randn(3, 5, 40)
     positions = torch.tensor([[4, 5, 6, 7, 8], [90, 91, 92, 93, 94], [0, 1, 2, 3, 4]])
     seeds = torch.tensor([11, 12, 13])
-    together = choose_tokens(logits, positions, settings_for(3, seed=seeds))
+    together = draw(logits, positions, settings_for(3, seed=seeds))
     for row in range(3):
-        alone = choose_tokens(logits[row : row + 1], positions[row : row + 1], settings_for(1, seed=int(seeds[row])))
+        alone = draw(logits[row : row + 1], positions[row : row + 1], settings_for(1, seed=int(seeds[row])))
         assert torch.equal(together[row], alone[0])
 
 
@@ -82,7 +84,7 @@ def test_warping_equals_transformers(temperature, top_k, top_p):
 def test_tiny_temperatures_are_greedy_and_do_not_overflow(temperature):
     logits = torch.randn(2, 6, 20) * 30
     positions = torch.arange(6).expand(2, 6)
-    drawn = choose_tokens(logits, positions, settings_for(2, temperature=temperature))
+    drawn = draw(logits, positions, settings_for(2, temperature=temperature))
     assert torch.equal(drawn, logits.argmax(-1))
 
 
@@ -91,6 +93,6 @@ def test_greedy_rows_beside_sampled_ones_stay_greedy():
     mixed = SamplingSettings(
         torch.tensor([0.0, 5.0]), torch.ones(2), torch.zeros(2, dtype=torch.long), torch.zeros(2).long()
     )
-    drawn = choose_tokens(logits, torch.arange(50).expand(2, 50), mixed)
+    drawn = draw(logits, torch.arange(50).expand(2, 50), mixed)
     assert torch.equal(drawn[0], logits[0].argmax(-1))
     assert not torch.equal(drawn[1], logits[1].argmax(-1))

@@ -18,6 +18,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from marscli.core.layout import StepLayout
+from marscli.core.masking import Visibility
+
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 VOCAB_SIZE = 48
 MASK = 47
@@ -119,3 +122,12 @@ def is_tie(model: PreTrainedModel, prefix: list[int]) -> bool:
     """Whether the reference's two best next tokens are too close to call."""
     best = plain_logits(model, prefix)[-1].topk(2).values
     return bool(best[0] - best[1] < CLEAR)
+
+
+def on_device(layout: StepLayout) -> tuple[torch.Tensor, Visibility, torch.Tensor]:
+    """A decode step's position ids, visibility and entries to read, as tensors."""
+    position_ids, end, group, slot, read = (
+        torch.from_numpy(array)
+        for array in (layout.position_ids, layout.context_end, layout.group_start, layout.slot, layout.read)
+    )
+    return position_ids, Visibility(torch.zeros_like(slot), end, group, slot), read

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from marscli.core.params import CONFIDENCES, Confidence
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def certainty(logits: Tensor, measure: Confidence) -> Tensor:
@@ -26,7 +31,7 @@ def certainty(logits: Tensor, measure: Confidence) -> Tensor:
         float32 (...).
     """
     if measure == "probability":
-        return (logits.amax(-1) - logits.logsumexp(-1)).exp()
+        return logits.softmax(-1).amax(-1)
     log_p = logits.log_softmax(-1)
     if measure == "margin":
         top = log_p.topk(2, dim=-1).values.exp()
@@ -59,23 +64,23 @@ def oriented(value: float, measure: Confidence) -> float:
     return -value if measure == "entropy" else value
 
 
-def leading(kept: Tensor) -> Tensor:
+def leading(kept: Bools) -> Ints:
     """Number of True before the first False.
 
     Args:
-        kept: bool (rows, Q).
+        kept: (rows, Q).
 
     Returns:
         (rows,) integers in 0 … Q.
 
     Example:
-        >>> leading(torch.tensor([[True, True, False, True], [False, True, True, True]])).tolist()
+        >>> leading(np.array([[True, True, False, True], [False, True, True, True]])).tolist()
         [2, 0]
     """
-    return kept.long().cumprod(-1).sum(-1)
+    return np.logical_and.accumulate(kept, axis=1).sum(1)
 
 
-def cut_after_end(tokens: Tensor, accepted: Tensor, eos_token_ids: Tensor) -> tuple[Tensor, Tensor]:
+def cut_after_end(tokens: Ints, accepted: Ints, eos_token_ids: Ints) -> tuple[Ints, Bools]:
     """End a row at its first accepted end-of-sequence token.
 
     Args:
@@ -86,89 +91,84 @@ def cut_after_end(tokens: Tensor, accepted: Tensor, eos_token_ids: Tensor) -> tu
     Returns:
         (rows,) accepted, cut behind the first end-of-sequence token; and (rows,) bool, whether there was one.
     """
-    until_end = leading(~torch.isin(tokens, eos_token_ids)) + 1
+    until_end = leading(~_is_end(tokens, eos_token_ids)) + 1
     ended = until_end <= accepted
-    return torch.where(ended, until_end, accepted), ended
+    return np.where(ended, until_end, accepted), ended
+
+
+def _is_end(tokens: Ints, eos_token_ids: Ints) -> Bools:
+    return (tokens[..., None] == eos_token_ids).any(-1)  # a handful of ids: several times faster than np.isin
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a step makes of its predictions; every tensor has a row for each row of the step.
+    """What a step makes of its predictions; every array has a row for each row of the step.
 
     Attributes:
         tokens: (rows, K + 1 + M), the continuation: drafts that were right, the token after them, the masks' tokens.
-        certainties: (rows, K + 1 + M), of these predictions.
+        source: (rows, K + 1 + M), which of the step's predictions each of these is.
         verified: (rows,) j, drafts that were right.
         accepted: (rows,), how many of ``tokens`` are kept: at least j + 1, unless the row ends before.
-        drafts: (rows,), how many of the tokens behind these the next step shall verify.
+        drafts: (rows,), how many of the tokens behind these the next step may verify.
         ended: (rows,) bool, whether an end-of-sequence token is the last accepted one.
     """
 
-    tokens: Tensor
-    certainties: Tensor
-    verified: Tensor
-    accepted: Tensor
-    drafts: Tensor
-    ended: Tensor
+    tokens: Ints
+    source: Ints
+    verified: Ints
+    accepted: Ints
+    drafts: Ints
+    ended: Bools
 
 
 def decide(
-    tokens: Tensor,
-    certainties: Tensor,
-    first_choice: Tensor,
+    tokens: Ints,
+    sure: Bools | None,
     *,
-    drafts: Tensor,
-    draft_counts: Tensor,
-    masks: Tensor,
-    spare: Tensor,
-    most_drafts: Tensor,
-    threshold: Tensor,
-    exact: Tensor,
-    eos_token_ids: Tensor,
+    drafts: Ints,
+    draft_counts: Ints,
+    groups: Ints,
+    group_read: Ints,
+    spare: Ints,
+    most_drafts: Ints,
+    eos_token_ids: Ints,
 ) -> Decision:
     """Verify drafts, take one more token, keep what is certain enough, and choose the next drafts.
 
     In symbols, with v₀ … v_K the predictions at the newest token and the drafts d₁ … d_K:
     j = the largest with dᵢ = vᵢ₋₁ for all i ≤ j; accepted are v₀ … v_j, then the masks' tokens of group j up to the
-    first that τ does not pass; the rest of group j are drafts.
+    first that is not sure; the rest of group j are drafts.
+
+    On the host, in numpy: a step's decision is some twenty operations on arrays of a few dozen elements.
 
     Args:
-        tokens: (rows, (K + 1) · (1 + M)), predictions in the order of `StepLayout.read`.
-        certainties: Of the same shape, oriented (`certainty`).
-        first_choice: bool, of the same shape: whether the prediction is the model's top token. A drawn token that is
-            not is never kept unverified.
+        tokens: (rows, Q), predictions in the order of `StepLayout.read`.
+        sure: (rows, Q), whether a prediction may be kept unverified; None where none may (exact).
         drafts: (rows, K) the tokens that were verified.
         draft_counts: (rows,) k, how many of them a row really has.
-        masks: (rows,) m.
+        groups: (rows, K + 1) predictions of each group.
+        group_read: (rows, K + 1) where in ``tokens`` each group begins.
         spare: (rows,) tokens that may follow the first one of this step.
         most_drafts: (rows,) drafts that a row may have in its next step.
-        threshold: (rows,) τ, oriented.
-        exact: bool (rows,), nothing is kept unverified whatever τ says.
         eos_token_ids: (E,).
     """
-    if tokens.shape[1] == 1:  # no drafts and no masks in any row: AR decoding
-        one = torch.ones_like(draft_counts)
-        ended = torch.isin(tokens[:, 0], eos_token_ids)
-        return Decision(tokens, certainties, one - 1, one, one - 1, ended)
-    width = drafts.shape[1]
-    of_group = tokens.shape[1] // (width + 1) - 1
-    nth = torch.arange(width + 1 + of_group, device=tokens.device)
-    right = (tokens[:, :width] == drafts) & (nth[:width] < draft_counts[:, None])
+    most = drafts.shape[1]
+    nth = np.arange(most + 1 + groups.max(initial=0))
+    right = (tokens[:, :most] == drafts) & (nth[:most] < draft_counts[:, None])
     verified = leading(right)
     j = verified[:, None]
     # Prediction t of the continuation is v_t up to t = j, then the masks' of group j.
-    in_group = (width + 1 + j * of_group + nth - j - 1).clamp(max=tokens.shape[1] - 1)
-    order = torch.where(nth <= j, nth, in_group)
-    tokens, certainties, first_choice = (x.gather(1, order) for x in (tokens, certainties, first_choice))
-    available = torch.minimum(verified + 1 + masks, 1 + spare)
-    sure = first_choice & (certainties >= threshold[:, None]) & ~exact[:, None]
-    kept = (nth <= j) | (sure & (nth < available[:, None]))
+    in_group = np.take_along_axis(group_read, j, 1) + nth - j - 1
+    source = np.where(nth <= j, nth, in_group).clip(max=tokens.shape[1] - 1)
+    tokens = np.take_along_axis(tokens, source, 1)
+    available = np.minimum(verified + 1 + np.take_along_axis(groups, j, 1)[:, 0], 1 + spare)
+    kept = nth <= j
+    if sure is not None:
+        kept |= np.take_along_axis(sure, source, 1) & (nth < available[:, None])
     accepted, ended = cut_after_end(tokens, leading(kept), eos_token_ids)
-    behind = nth >= accepted[:, None]
-    ends = behind & torch.isin(tokens, eos_token_ids)
+    ends = (nth >= accepted[:, None]) & _is_end(tokens, eos_token_ids)
     until_end = leading(~ends) + 1  # drafts are cut after an end-of-sequence token too
-    last_draft = torch.minimum(torch.minimum(available, until_end), accepted + most_drafts)
     # A step gives one token beyond its drafts, so the last spare token is never worth a draft.
-    last_draft = torch.minimum(last_draft, spare)
-    next_drafts = torch.where(ended, 0, (last_draft - accepted).clamp(min=0))
-    return Decision(tokens, certainties, verified, accepted, next_drafts, ended)
+    last_draft = np.minimum.reduce([available, until_end, accepted + most_drafts, spare])
+    next_drafts = np.where(ended, 0, (last_draft - accepted).clip(min=0))
+    return Decision(tokens, source, verified, accepted, next_drafts, ended)

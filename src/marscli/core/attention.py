@@ -1,10 +1,11 @@
 """Attention with an explicit mask that does not copy keys and values once per query head.
 
-With a mask and more than one query, transformers' SDPA path repeats keys and values for every query head of a
-group (`repeat_kv`), which at many rows costs more than the attention itself. Folding the query heads of a group into
-the query length gives the same products with keys and values as they lie in the cache.
+With a mask, transformers' SDPA path repeats keys and values for every query head of a group (`repeat_kv`), which at
+many rows costs more than the attention itself. Folding the query heads of a group into the query length gives the same
+products with keys and values as they lie in the cache. The mask has to be repeated then, and SDPA turns a bool mask
+into numbers: `folded_mask` does both once a step, so that no layer has to.
 
-Everything else (no mask, an additive mask, one query, no head groups) is handed to transformers' own SDPA function.
+Without a mask or without head groups, transformers' own SDPA function does it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -39,7 +40,7 @@ def grouped_attention_forward(
         query: (B, kv_heads · G, T, head_dim).
         key: (B, kv_heads, S, head_dim), and value alike.
         value: See ``key``.
-        attention_mask: bool (B, 1, T, S), True where a query may look.
+        attention_mask: What `folded_mask` gives; or bool (B, 1, T, S), True where a query may look.
         dropout: Dropout probability.
         scaling: Factor of the scores.
         kwargs: What else transformers passes on; only its SDPA function reads them.
@@ -48,17 +49,38 @@ def grouped_attention_forward(
         The output, (B, T, kv_heads · G, head_dim), and None for the weights.
     """
     groups = getattr(module, "num_key_value_groups", 1)
-    if attention_mask is None or attention_mask.dtype != torch.bool or groups == 1 or query.shape[2] == 1:
+    if attention_mask is None or groups == 1:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     batch, heads, queries, head_dim = query.shape
     folded = query.reshape(batch, heads // groups, groups * queries, head_dim)
-    mask = attention_mask.repeat(1, 1, groups, 1)
+    if attention_mask.shape[2] == queries:
+        attention_mask = _fold(attention_mask, groups)
     output = nn.functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
+        folded, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
     return output.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+def _fold(mask: Tensor, groups: int) -> Tensor:
+    return mask if mask.shape[2] == 1 else mask.repeat(1, 1, groups, 1)  # one query's mask serves all its heads
+
+
+def folded_mask(visible: Tensor, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
+    """Prepare a mask for all layers of a model.
+
+    Args:
+        visible: bool (B, 1, T, S), True where a query may look; every query sees something.
+        config: The model's.
+        dtype: Of the model's queries.
+
+    Returns:
+        0 and −inf, (B, 1, G · T, S) with G query heads a group; (B, 1, 1, S) for T = 1.
+    """
+    groups = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    numbers = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return _fold(numbers, groups)
 
 
 AttentionInterface.register(NAME, grouped_attention_forward)

@@ -8,6 +8,8 @@ newest token's logits give the next token as AR decoding would (offset 0), the m
 have chosen, and goes on from the masks of the group that stands for as many right drafts. AR decoding is the same loop
 without masks.
 
+What each row runs is planned here (`Engine._plan`; in exact mode `width` chooses), how it is run is `step`'s.
+
 The engine knows token ids, not text: no stop strings, no templates, no files.
 """
 
@@ -16,25 +18,30 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
-from marscli.core.acceptance import Decision, decide, oriented, row_certainties
+from marscli.core.acceptance import oriented
 from marscli.core.caching import RowCache
-from marscli.core.layout import decode_layout
-from marscli.core.model import check_decodable, forward_logits, unwrap
-from marscli.core.params import CONFIDENCES, DecodingParams
-from marscli.core.sampling import SamplingSettings, choose_tokens
+from marscli.core.layout import Ints
+from marscli.core.model import check_decodable, unwrap
+from marscli.core.params import DecodingParams
+from marscli.core.step import RowSettings, Stepper, StepPlan, StepResult
+from marscli.core.width import Floats, WidthPolicy, policy_of
 
 FinishReason = Literal["stop", "length", "context"]
 CacheKind = Literal["row", "none"]
 CACHES: tuple[CacheKind, ...] = get_args(CacheKind)
 
-MAX_PREFILL_ENTRIES = 8192  # rows admitted together are padded to the longest; this bounds the step's activations
+# Rows admitted together are padded to the longest. The first bounds a step's activations; the others what is wasted, in
+# entries and as a share of the prompts' tokens: another forward pass costs less than much padding.
+MAX_PREFILL_ENTRIES = 8192
+FREE_PREFILL_PADDING, MAX_PREFILL_PADDING = 64, 0.25
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class StepRecord:
 class _Row:
     """A running request. Real tokens that are cached: ``cached``; accepted but not cached yet: ``newest``.
 
-    Behind them ``drafts``, which the next step verifies; the masks that made them had ``draft_offsets``.
+    Behind them ``drafts``, which the next step may verify; the masks that made them had ``draft_offsets``.
     """
 
     request_id: int
@@ -83,6 +90,7 @@ class _Row:
     prompt_tokens: int
     drafts: list[int] = field(default_factory=list)
     draft_offsets: list[int] = field(default_factory=list)
+    draft_certainties: list[float] = field(default_factory=list)
     cached: int = 0
     generated: int = 0
 
@@ -101,6 +109,7 @@ class _Outcome:
     verified: int
     drafts: list[int]
     draft_offsets: list[int]
+    draft_certainties: list[float]
     ended: bool
 
 
@@ -114,6 +123,8 @@ class Engine:
         context_length: Prompt and completion together never exceed it.
         max_rows: Rows decoded together.
         cache: ``row``, or ``none``: every step computes the whole sequence anew (the reference for tests and research).
+        policy: Chooses the width where a request leaves it open; None takes the model's own, which goes on with what it
+            learned in earlier engines.
 
     Raises:
         InputError: The model has layers that are not handled.
@@ -128,6 +139,7 @@ class Engine:
         context_length: int,
         max_rows: int = 1,
         cache: CacheKind = "row",
+        policy: WidthPolicy | None = None,
     ) -> None:
         inner = unwrap(model)
         check_decodable(inner.config)
@@ -139,7 +151,9 @@ class Engine:
         self.max_rows = max_rows
         layers = inner.config.get_text_config().num_hidden_layers
         self.cache = RowCache(layers, places=max_rows) if cache == "row" else None
-        self._eos = torch.tensor(sorted(set(eos_token_ids)), dtype=torch.long, device=self.device)
+        self._stepper = Stepper(model, mask_token_id, eos_token_ids)
+        self._settings = RowSettings([], self.device)
+        self._policy = policy
         self._ids = itertools.count()
         self._queue: deque[_Row] = deque()
         self._rows: list[_Row] = []  # a row's index is its place in the cache
@@ -166,14 +180,14 @@ class Engine:
                 f"the prompt has {len(request.ids)} tokens, {excess} more than leaves room for an answer in the "
                 f"model's context of {self.context_length}"
             )
-        self._check_masks(request.params)
+        self._check(request.params)
         request_id = next(self._ids)
         self._queue.append(_Row(request_id, request.params, list(request.ids), len(request.ids)))
         return request_id
 
-    def _check_masks(self, params: DecodingParams) -> None:
+    def _check(self, params: DecodingParams) -> None:
         if params.masks and self.mask_token_id is None:
-            raise ValueError("a threshold below exact needs a model with a mask token")
+            raise ValueError("verification and a threshold below exact need a model with a mask token")
 
     @torch.inference_mode()
     def cancel(self, request_id: int) -> None:
@@ -198,12 +212,12 @@ class Engine:
         """
         row = self._find(request_id)
         params = replace(row.params, **changes)
-        self._check_masks(params)
+        self._check(params)
         if params.max_new_tokens <= row.generated:
             raise ValueError(f"request {request_id} has {row.generated} tokens, more than max_new_tokens allows")
         row.params = params
         room = row.room(self.context_length)
-        row.drafts, row.draft_offsets = row.drafts[: room - 1], row.draft_offsets[: room - 1]
+        del row.drafts[room - 1 :], row.draft_offsets[room - 1 :], row.draft_certainties[room - 1 :]
 
     def _find(self, request_id: int) -> _Row:
         for row in itertools.chain(self._rows, self._queue):
@@ -226,44 +240,130 @@ class Engine:
         rows = self._rows[places]
         if not rows:
             return []
-        outcomes = self._forward(rows, places)
+        params = [row.params for row in rows]
+        if params != self._settings.params:
+            self._settings = RowSettings(params, self.device)
+        plan = self._plan(rows, prefill)
+        result = self._stepper.run(plan, self._settings, self.cache, places)
         seconds = time.perf_counter() - started
+        self._learn(plan, rows, result, seconds, prefill)
         records = []
-        for row, outcome in zip(rows, outcomes, strict=True):
-            self._advance(row, outcome)
+        finished = []
+        for index, (row, outcome) in enumerate(zip(rows, _outcomes(rows, result), strict=True)):
+            if not self._advance(row, outcome):
+                continue
+            reason = self._finish_reason(row, outcome.ended)
+            if reason is not None:
+                finished.append(places.start + index)
             records.append(
                 StepRecord(
                     request_id=row.request_id,
                     tokens=outcome.tokens,
                     confidences=[oriented(c, row.params.confidence) for c in outcome.certainties],
                     offsets=outcome.offsets,
-                    finish_reason=self._finish_reason(row, outcome.ended),
+                    finish_reason=reason,
                     prefill=prefill,
                     seconds=seconds,
                 )
             )
-        for index in reversed(range(len(rows))):  # from behind: a vacated place is filled by the last row
-            if records[index].finish_reason is not None:
-                self._vacate(places.start + index)
+        for place in reversed(finished):  # from behind: a vacated place is filled by the last row
+            self._vacate(place)
         return records
 
-    def _advance(self, row: _Row, outcome: _Outcome) -> None:
-        """Note what a step gave a row: right drafts are cached already, what follows them is newest."""
+    def _plan(self, rows: Sequence[_Row], prefill: bool) -> StepPlan:
+        """Say what each row runs: its newest tokens, its drafts, and masks for each outcome."""
+        settings = self._settings
+        spare = np.array([row.room(self.context_length) - 1 for row in rows])
+        counts = np.array([len(row.drafts) for row in rows])
+        nth = np.arange(counts.max() + 1)
+        # In exact mode a mask only makes a draft, and the last spare token is never worth one.
+        useful = (spare - settings.exact)[:, None] - nth
+        groups = np.where(nth <= counts[:, None], np.clip(useful, 0, settings.masks[:, None]), 0)
+        if self._adapts and not prefill:  # beside a prompt the masks of one group cost nothing
+            self._choose_widths(rows, counts, groups, spare)
+        return StepPlan(
+            newest=[row.newest for row in rows],
+            drafts=[row.drafts[:count] for row, count in zip(rows, counts.tolist(), strict=True)],
+            cached=np.array([row.cached for row in rows]),
+            groups=groups[:, : counts.max() + 1],
+            spare=spare,
+        )
+
+    @property
+    def _adapts(self) -> bool:
+        return self.cache is not None and len(self._settings.adaptive) > 0
+
+    def _choose_widths(self, rows: Sequence[_Row], counts: Ints, groups: Ints, spare: Ints) -> None:
+        """Let the policy change drafts and groups of the rows that leave them open."""
+        mine = self._settings.adaptive
+        needed = np.array([len(row.newest) for row in rows]) + counts + groups.sum(1)
+        needed[mine] = 1
+        chosen = self._width_policy().choose(
+            self._confidence([rows[index].draft_certainties for index in mine], groups.shape[1] - 1),
+            counts[mine],
+            spare[mine],
+            rows=len(rows),
+            floor=int(needed.max()),
+        )
+        counts[mine] = chosen.drafts
+        groups[mine] = np.minimum(chosen.groups, self._settings.masks[mine, None])
+
+    def _width_policy(self) -> WidthPolicy:
+        most = int(self._settings.masks.max())
+        if self._policy is None or self._policy.most_masks < most:
+            self._policy = policy_of(self.model, most)
+        return self._policy
+
+    def _confidence(self, certainties: Sequence[Sequence[float]], width: int) -> Floats:
+        """Certainties of the adaptive rows as numbers in 0 … 1, (rows, width)."""
+        array = np.zeros((len(certainties), width))
+        for row, line in enumerate(certainties):
+            array[row, : len(line)] = line
+        return np.where(self._settings.is_entropy[self._settings.adaptive], np.exp(array), array)
+
+    def _learn(self, plan: StepPlan, rows: Sequence[_Row], result: StepResult, seconds: float, prefill: bool) -> None:
+        """Tell the policy what a step took, and what came of drafts and masks."""
+        if not self._adapts:
+            return
+        policy, decision, mine = self._width_policy(), result.decision, self._settings.adaptive
+        policy.cost.observe(len(rows) * result.width, seconds)
+        if not prefill:
+            tried = np.array([len(plan.drafts[index]) for index in mine])
+            if tried.any():
+                before = [rows[index].draft_certainties for index in mine]
+                policy.learn_drafts(self._confidence(before, max(map(len, before))), tried, decision.verified[mine])
+            policy.learn_rate(float(decision.accepted[mine].mean()), rows=len(rows), width=result.width)
+        made = decision.drafts[mine]
+        if made.any():
+            spans = zip(result.certainties[mine].tolist(), decision.accepted[mine].tolist(), made.tolist(), strict=True)
+            after = [line[start : start + count] for line, start, count in spans]
+            policy.learn_groups(self._confidence(after, int(made.max())), made)
+
+    def _advance(self, row: _Row, outcome: _Outcome) -> bool:
+        """Note what a step gave a row: right drafts are cached already, what follows them is newest.
+
+        Returns:
+            Whether the row took part; if not, there is no record of it.
+        """
         if self.cache is None:
-            row.newest += outcome.tokens
+            row.newest = row.newest + outcome.tokens
         else:
             row.cached += len(row.newest) + outcome.verified
             row.newest = outcome.tokens[outcome.verified :]
         row.generated += len(outcome.tokens)
         row.drafts, row.draft_offsets = outcome.drafts, outcome.draft_offsets
+        row.draft_certainties = outcome.draft_certainties
+        return True
 
     def _admit(self) -> None:
         """Give free places to waiting requests, in order."""
-        widest = count = 0
+        widest = total = count = 0
         while self._queue and len(self._rows) < self.max_rows:
-            widest = max(widest, len(self._queue[0].newest) + self._queue[0].params.masks)
-            count += 1
-            if count > 1 and widest * count > MAX_PREFILL_ENTRIES:
+            entries = len(self._queue[0].newest)
+            widest, total, count = max(widest, entries), total + entries, count + 1
+            padding = widest * count - total
+            too_unlike = padding > max(FREE_PREFILL_PADDING, MAX_PREFILL_PADDING * total)
+            if count > 1 and (widest * count > MAX_PREFILL_ENTRIES or too_unlike):
                 return
             self._rows.append(self._queue.popleft())
 
@@ -282,98 +382,25 @@ class Engine:
             return "length"
         return "context" if row.room(self.context_length) <= 0 else None
 
-    def _forward(self, rows: Sequence[_Row], places: slice) -> list[_Outcome]:
-        """Run the model over a step's rows and decide what is accepted.
 
-        The step's only synchronisation with the device is the transfer of the decision.
-        """
-        spare = [row.room(self.context_length) - 1 for row in rows]
-        masks = [min(row.params.masks, most) for row, most in zip(rows, spare, strict=True)]
-        real = [len(row.newest) + len(row.drafts) for row in rows]
-        width = max(r + (len(row.drafts) + 1) * m for r, row, m in zip(real, rows, masks, strict=True))
-        most = max(len(row.drafts) for row in rows), max(masks)
-        num_slots = max(row.cached for row in rows) + width
-        # Without a mask token no row has masks, and the filler below is only padding, which nothing reads.
-        filler = self.mask_token_id or 0
-        lines = [row.newest + row.drafts for row in rows]
-        input_ids = torch.tensor([line + [filler] * (width - len(line)) for line in lines], device=self.device)
-        drafts = torch.tensor([row.drafts + [-1] * (most[0] - len(row.drafts)) for row in rows], device=self.device)
-        facts = [
-            (row.cached, len(row.newest), len(row.drafts), m, s, row.params.drafts)
-            for row, m, s in zip(rows, masks, spare, strict=True)
-        ]
-        cached, newest, draft_counts, mask_counts, spares, most_drafts = torch.tensor(facts, device=self.device).unbind(
-            1
-        )
-        layout = decode_layout(cached, newest, draft_counts, mask_counts, spares, width=width, most=most)
-        if self.cache is not None:
-            self.cache.begin_step(places, layout.visibility.slot, num_slots)
-        logits = forward_logits(
-            self.model,
-            input_ids=input_ids,
-            position_ids=layout.position_ids,
-            mask=layout.visibility.dense(num_slots),
-            keep=layout.read,
-            cache=self.cache,
-        ).float()
-        if self.mask_token_id is not None:
-            logits[..., self.mask_token_id] = -torch.inf
-        next_positions = layout.position_ids.gather(1, layout.read) + 1
-        sampling = self._sampling_settings(rows)
-        tokens = choose_tokens(logits, next_positions, sampling)
-        measures = [row.params.confidence for row in rows]
-        codes = torch.tensor([CONFIDENCES.index(measure) for measure in measures], device=self.device)
-        thresholds = [oriented(row.params.threshold or 0.0, row.params.confidence) for row in rows]
-        decision = decide(
-            tokens,
-            row_certainties(logits, codes, set(measures)),
-            torch.ones_like(tokens, dtype=torch.bool) if sampling is None else tokens == logits.argmax(-1),
-            drafts=drafts.view(len(rows), -1),
-            draft_counts=draft_counts,
-            masks=mask_counts,
-            spare=spares,
-            most_drafts=most_drafts,
-            threshold=torch.tensor(thresholds, device=self.device),
-            exact=torch.tensor([row.params.exact for row in rows], device=self.device),
-            eos_token_ids=self._eos,
-        )
-        return _outcomes(rows, decision)
-
-    def _sampling_settings(self, rows: Sequence[_Row]) -> SamplingSettings | None:
-        params = [row.params for row in rows]
-        if all(p.temperature == 0 for p in params):
-            return None
-        return SamplingSettings(
-            temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=self.device),
-            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=self.device),
-            top_k=torch.tensor([p.top_k for p in params], device=self.device),
-            seed=torch.tensor([p.seed for p in params], device=self.device),
-        )
-
-
-def _outcomes(rows: Sequence[_Row], decision: Decision) -> list[_Outcome]:
-    """Bring a decision to the host, in one transfer: token ids are below 2²⁴, so float32 carries them exactly."""
-    length = decision.tokens.shape[1]
-    counts = (decision.verified, decision.accepted, decision.drafts, decision.ended)
-    packed = torch.cat([decision.tokens.float(), decision.certainties, *(c[:, None].float() for c in counts)], dim=1)
-    outcomes = []
-    for row, line in zip(rows, packed.tolist(), strict=True):
-        verified, accepted, drafts, ended = (int(count) for count in line[-4:])
-        tokens = [int(token) for token in line[: accepted + drafts]]
+def _outcomes(rows: Sequence[_Row], result: StepResult) -> Iterator[_Outcome]:
+    decision = result.decision
+    counts = np.stack([decision.verified, decision.accepted, decision.drafts, decision.ended], axis=1)
+    lines = zip(rows, decision.tokens.tolist(), result.certainties.tolist(), counts.tolist(), strict=True)
+    for row, tokens, certainties, (verified, accepted, drafts, ended) in lines:
+        end = accepted + drafts
         # The token after the right drafts comes from real tokens alone: offset 0. Masks follow it: 1, 2, …
-        offsets = [*row.draft_offsets[:verified], *range(accepted + drafts - verified)]
-        outcomes.append(
-            _Outcome(
-                tokens=tokens[:accepted],
-                certainties=line[length : length + accepted],
-                offsets=offsets[:accepted],
-                verified=min(verified, accepted),
-                drafts=tokens[accepted:],
-                draft_offsets=offsets[accepted:],
-                ended=bool(ended),
-            )
+        offsets = [*row.draft_offsets[:verified], *range(end - verified)]
+        yield _Outcome(
+            tokens=tokens[:accepted],
+            certainties=certainties[:accepted],
+            offsets=offsets[:accepted],
+            verified=min(verified, accepted),
+            drafts=tokens[accepted:end],
+            draft_offsets=offsets[accepted:end],
+            draft_certainties=certainties[accepted:end],
+            ended=bool(ended),
         )
-    return outcomes
 
 
 @dataclass
@@ -413,6 +440,8 @@ def decode(
 ) -> list[Completion]:
     """Run requests to their end.
 
+    Longest prompts start first: those that are read together are of like lengths, and memory is short at once or never.
+
     Args:
         engine: An engine without other work.
         requests: What to decode.
@@ -421,20 +450,20 @@ def decode(
     Returns:
         Completions in the order of the requests.
     """
-    prompt_tokens: dict[int, int] = {}
-    for request in requests:
-        prompt_tokens[engine.add(request)] = len(request.ids)
-    records: dict[int, list[StepRecord]] = {request_id: [] for request_id in prompt_tokens}
+    requests = list(requests)
+    order = sorted(range(len(requests)), key=lambda index: len(requests[index].ids), reverse=True)
+    index_of = {engine.add(requests[index]): index for index in order}
+    records: list[list[StepRecord]] = [[] for _ in requests]
     while engine.has_work:
         step = engine.step()
         for record in step:
-            records[record.request_id].append(record)
+            records[index_of[record.request_id]].append(record)
         if on_step is not None:
             on_step(step)
     completions = []
-    for request_id, mine in records.items():
+    for request, mine in zip(requests, records, strict=True):
         reason = mine[-1].finish_reason
         assert reason is not None, "a row ends with a reason"
         tokens = [token for record in mine for token in record.tokens]
-        completions.append(Completion(tokens, reason, prompt_tokens[request_id], mine))
+        completions.append(Completion(tokens, reason, len(request.ids), mine))
     return completions

@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from marscli.core.masking import Visibility
+
+Ints = npt.NDArray[np.int64]
 
 NO_TARGET = -100  # as in torch.nn.functional.cross_entropy
 
@@ -206,24 +210,27 @@ def collate(examples: Sequence[TrainingExample], pad_token_id: int, multiple_of:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """One decode step's entries; every tensor (rows, W) but `read`.
+    """One decode step's entries, on the host; every array (rows, W) but the last two.
 
     Attributes:
         position_ids: Position of each entry.
-        visibility: Who sees whom; its ``slot`` says where keys and values are written.
-        read: (rows, (K + 1) · (1 + M)), the entries whose logits the acceptance reads: first those of the newest token
-            and the K drafts, then the M masks of each group, group by group.
+        context_end: See `Visibility`; a context starts at slot 0.
+        group_start: See `Visibility`.
+        slot: Where an entry's keys and values are written.
+        read: (rows, Q), the entries whose logits are read: from the newest token on, drafts, group 0, group 1, …
+        group_read: (rows, K + 1), where in ``read`` the groups begin.
     """
 
-    position_ids: Tensor
-    visibility: Visibility
-    read: Tensor
+    position_ids: Ints
+    context_end: Ints
+    group_start: Ints
+    slot: Ints
+    read: Ints
+    group_read: Ints
 
 
-def decode_layout(
-    cached: Tensor, newest: Tensor, drafts: Tensor, masks: Tensor, spare: Tensor, *, width: int, most: tuple[int, int]
-) -> StepLayout:
-    """Lay out a step: newest tokens and drafts, then k + 1 groups of m masks, then padding up to the common width.
+def decode_layout(cached: Ints, newest: Ints, drafts: Ints, groups: Ints, width: int | None = None) -> StepLayout:
+    """Lay out a step: newest tokens and drafts, then a group of masks for each outcome, then padding.
 
     Entry e of a row that has n tokens cached is written to slot n + e. Real tokens thus stand at slot = position; what
     drafts, masks and padding write past the row's accepted tokens is overwritten by the next step before anything may
@@ -234,33 +241,28 @@ def decode_layout(
         cached: (rows,) n, the tokens whose keys and values are cached.
         newest: (rows,) N ≥ 1, accepted tokens that are not cached yet.
         drafts: (rows,) k ≥ 0, drafts behind them.
-        masks: (rows,) m ≥ 0, masks a group.
-        spare: (rows,) tokens that may follow the one that this step is sure to give; masks past them are padding.
-        width: W, at least the largest N + k + (k + 1) · m.
-        most: (K, M), at least the largest k and m. A row with fewer drafts or masks repeats entries in `read`.
+        groups: (rows, K + 1) masks of each group; none past group k.
+        width: W, if more than the widest row needs.
     """
-    entry = torch.arange(width, device=cached.device)
-    n, real, m = cached[:, None], (newest + drafts)[:, None], masks[:, None]
+    real = newest + drafts
+    group_end = real[:, None] + groups.cumsum(1)
+    group_first = group_end - groups
+    width = max(width or 0, int(group_end[:, -1].max()))
+    entry = np.arange(width)
+    n = cached[:, None]
     slot = n + entry
-    is_real = entry < real
-    if most == (0, 0):  # AR decoding
-        context_end = torch.where(is_real, slot, 0)
-        return StepLayout(slot, Visibility(torch.zeros_like(slot), context_end, slot, slot), newest[:, None] - 1)
-    nth_mask = (entry - real).clamp(min=0)
-    group, index = nth_mask // m.clamp(min=1), nth_mask % m.clamp(min=1)
-    is_mask = ~is_real & (m > 0) & (group <= drafts[:, None]) & (group + index < spare[:, None])
+    is_real = entry < real[:, None]
+    is_mask = ~is_real & (entry < group_end[:, -1:])
+    # The group of a mask is the number of groups that end at or before it.
+    group = np.minimum((entry[:, None] >= group_end[:, None, :]).sum(2), groups.shape[1] - 1)
+    index = entry - np.take_along_axis(group_first, group, 1)
     context_end = n + newest[:, None] + group  # one past the last token that a group takes for right
-    visibility = Visibility(
-        context_start=torch.zeros_like(slot),
-        context_end=torch.where(is_real, slot, torch.where(is_mask, context_end, 0)),
-        group_start=torch.where(is_mask, slot - index, slot),
+    last_read = int((group_end[:, -1] - newest).max())
+    return StepLayout(
+        position_ids=np.where(is_mask, context_end + index, np.where(is_real, slot, 0)),
+        context_end=np.where(is_mask, context_end, np.where(is_real, slot, 0)),
+        group_start=np.where(is_mask, slot - index, slot),
         slot=slot,
+        read=np.minimum(newest[:, None] - 1 + np.arange(last_read + 1), width - 1),
+        group_read=group_first - newest[:, None] + 1,
     )
-    position_ids = torch.where(is_mask, context_end + index, torch.where(is_real, slot, 0))
-    most_drafts, most_masks = most
-    nth_draft = torch.arange(most_drafts + 1, device=cached.device).minimum(drafts[:, None])
-    at_real = newest[:, None] - 1 + nth_draft
-    nth = torch.arange(most_masks, device=cached.device).minimum((m - 1).clamp(min=0))
-    in_groups = (real[..., None] + nth_draft[..., None] * m[..., None] + nth[:, None]).flatten(1)
-    read = torch.cat([at_real, in_groups.clamp(max=width - 1)], dim=1)
-    return StepLayout(position_ids=position_ids, visibility=visibility, read=read)

@@ -31,7 +31,8 @@ class DecodingParams:
         verify: Keep what τ did not pass as drafts, which the next forward verifies: then exact decoding too takes
             several tokens from a forward.
         block_size: B; a step predicts at most B tokens, from B − 1 masks. 1 is AR decoding.
-        draft_tokens: With ``verify``: masks a group and drafts verified a step; None takes B − 1.
+        draft_tokens: With ``verify``: masks a group and drafts verified a step. None takes B − 1 below exact; in exact
+            mode, where the output cannot depend on it, the engine then chooses step by step, up to B − 1.
         temperature: 0 is greedy.
         top_p: Nucleus mass in (0, 1]; 1 is off.
         top_k: Number of candidates; 0 is off.
@@ -88,6 +89,11 @@ class DecodingParams:
         if self.verify and self.draft_tokens is not None:
             return self.draft_tokens
         return self.block_size - 1 if self.verify or not self.exact else 0
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the engine chooses the width."""
+        return self.exact and self.verify and self.draft_tokens is None and self.block_size > 1
 
     @property
     def drafts(self) -> int:

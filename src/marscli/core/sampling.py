@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,24 +31,33 @@ class SamplingSettings:
     seed: Tensor
 
 
-def choose_tokens(logits: Tensor, positions: Tensor, settings: SamplingSettings | None) -> Tensor:
+def choose_tokens(logits: Tensor, positions: Tensor, settings: SamplingSettings, top: Tensor) -> Tensor:
     """Choose a token from each distribution.
 
     Args:
         logits: float32 (rows, Q, V).
         positions: (rows, Q), the position that each chosen token will have.
-        settings: None where every row is greedy.
+        settings: Rows of temperature 0 are greedy.
+        top: (rows, Q), what `top_tokens` gives for these logits.
 
     Returns:
         (rows, Q) token ids.
     """
-    greedy = logits.argmax(-1)
-    if settings is None:
-        return greedy
     warped = warp(logits, settings)
     noise = gumbel_noise(settings.seed[:, None], positions, logits.shape[-1])
     drawn = (warped + noise).argmax(-1)
-    return torch.where(settings.temperature[:, None] > 0, drawn, greedy)
+    return torch.where(settings.temperature[:, None] > 0, drawn, top)
+
+
+def top_tokens(logits: Tensor) -> Tensor:
+    """Argmax over the last dimension; of equals the first.
+
+    On a CPU by numpy, whose argmax is about seven times as fast as torch's: over a large vocabulary this is more than
+    a tenth of a batched step.
+    """
+    if logits.is_cpu:
+        return torch.from_numpy(np.asarray(logits.numpy().argmax(-1)))
+    return logits.argmax(-1)
 
 
 def warp(logits: Tensor, settings: SamplingSettings) -> Tensor:
