@@ -5,16 +5,28 @@ A difference is excused only where the reference's two best logits are within 1e
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from marscli.core.decoding import MAX_PREFILL_ENTRIES, Engine, Request, decode
 from marscli.core.params import DecodingParams
+from marscli.core.width import StepCost, WidthPolicy, Widths
 from marscli.errors import InputError
 
-from .tiny_models import ARCHITECTURES, MASK, is_tie, paper_reference, random_ids, tiny_model, transformers_greedy
+from .tiny_models import (
+    ARCHITECTURES,
+    MASK,
+    is_tie,
+    memoriser,
+    paper_reference,
+    random_ids,
+    tiny_model,
+    transformers_greedy,
+)
 
 counts = Counter()  # comparisons, and those that a tie excused
 THRESHOLDS = st.sampled_from([0.05, 0.2, 0.4, 0.6, 0.9])
@@ -69,21 +81,42 @@ def test_exact_equals_transformers_generate(batch, max_new_tokens):
         assert completion.forwards == len(completion.tokens)
 
 
-@given(batches(), st.integers(0, 5), st.integers(1, 3), st.integers(1, 16))
+class RandomWidths(WidthPolicy):
+    """Chooses any drafts and masks at all: exact decoding must give the same whatever a policy does."""
+
+    def __init__(self, most_masks, seed):
+        super().__init__(most_masks)
+        self.random = np.random.default_rng(seed)
+
+    def choose(self, confidence, counts, spare, *, rows, floor=1):
+        drafts = self.random.integers(0, counts + 1)
+        groups = self.random.integers(0, self.most_masks + 1, size=(len(counts), confidence.shape[1] + 1))
+        return Widths(drafts, np.where(np.arange(groups.shape[1]) <= drafts[:, None], groups, 0))
+
+
+@given(batches(), st.one_of(st.none(), st.integers(0, 5)), st.integers(1, 3), st.integers(1, 16), st.integers(0, 99))
 @settings(max_examples=80)
-def test_verified_exact_equals_transformers_generate(batch, draft_tokens, rows, max_new_tokens):
+def test_verified_exact_equals_transformers_generate(batch, draft_tokens, rows, max_new_tokens, seed):
     """Several tokens from a forward, and every one of them AR decoding's, at any width and whatever the drafts."""
     model, prompts, eos = batch
-    params = DecodingParams(max_new_tokens=max_new_tokens, verify=True, draft_tokens=draft_tokens)
-    completions = outputs(engine_for(model, eos, max_rows=rows), prompts, params)
+    params = DecodingParams(max_new_tokens=max_new_tokens, verify=True, draft_tokens=draft_tokens, block_size=5)
+    policy = RandomWidths(4, seed) if seed % 2 else None
+    completions = outputs(engine_for(model, eos, max_rows=rows, policy=policy), prompts, params)
     for prompt, completion in zip(prompts, completions, strict=True):
         assert_same(model, prompt, completion.tokens, transformers_greedy(model, prompt, max_new_tokens, eos))
-        assert_invariants(completion, max_new_tokens, draft_tokens + 1, eos)
+        assert_invariants(completion, max_new_tokens, 5 if draft_tokens is None else draft_tokens + 1, eos)
 
 
-@given(batches(), st.one_of(st.none(), THRESHOLDS), st.integers(0, 4), st.sampled_from([0.0, 0.8]), st.integers(0, 99))
-@settings(max_examples=40)
+@given(
+    batches(),
+    st.one_of(st.none(), THRESHOLDS),
+    st.one_of(st.none(), st.integers(0, 4)),
+    st.sampled_from([0.0, 0.8]),
+    st.integers(0, 99),
+)
+@settings(max_examples=30)
 def test_verified_in_a_batch_equals_verified_alone_and_uncached(batch, threshold, draft_tokens, temperature, seed):
+    """Also where the width is chosen step by step; below exact it is not, so that it cannot change the output."""
     model, prompts, eos = batch
     params = DecodingParams(
         max_new_tokens=11,
@@ -93,7 +126,7 @@ def test_verified_in_a_batch_equals_verified_alone_and_uncached(batch, threshold
         temperature=temperature,
         seed=seed,
     )
-    together = outputs(engine_for(model, eos, max_rows=3), prompts, params)
+    together = outputs(engine_for(model, eos, max_rows=3, policy=RandomWidths(3, seed)), prompts, params)
     for prompt, completion in zip(prompts, together, strict=True):
         for cache in ("row", "none"):
             alone = outputs(engine_for(model, eos, cache=cache, max_rows=1), [prompt], params)[0]
@@ -242,15 +275,79 @@ def test_cancelled_requests_leave_the_others_alone_and_nothing_behind():
             assert tokens[request_id] == alone[index]
 
 
-def test_the_cache_stays_flat_over_many_requests():
-    engine = engine_for(tiny_model("llama"), max_rows=2)
-    params = DecodingParams(max_new_tokens=4, threshold=0.3)
+def test_the_cache_stays_flat_over_a_thousand_requests():
+    engine = engine_for(tiny_model("llama"), max_rows=8)
+    params = DecodingParams(max_new_tokens=4, threshold=0.3, verify=True)
     sizes = set()
-    for start in range(0, 60, 6):
-        outputs(engine, [random_ids(5 + i, start + i) for i in range(6)], params)
+    for start in range(0, 1000, 50):
+        outputs(engine, [random_ids(5 + i % 7, start + i) for i in range(50)], params)
         sizes.add(engine.cache.nbytes)
-    # 2 layers, keys and values, 2 places, 64 slots, 2 heads of 8, 4 bytes
-    assert sizes == {2 * 2 * 2 * 64 * 2 * 8 * 4}
+    # 2 layers, keys and values, 8 places, 64 slots, 2 heads of 8, 4 bytes
+    assert sizes == {2 * 2 * 8 * 64 * 2 * 8 * 4}
+
+
+def test_two_hundred_cancelled_requests_leave_nothing_behind():
+    engine = engine_for(tiny_model("qwen2"), max_rows=4)
+    params = DecodingParams(max_new_tokens=40, verify=True)
+    before = None
+    for start in range(0, 200, 8):  # half of them are running, half are waiting
+        ids = [engine.add(Request(random_ids(3 + i, start + i), params)) for i in range(8)]
+        engine.step()
+        engine.step()
+        for request_id in ids:
+            engine.cancel(request_id)
+        assert not engine.has_work
+        assert engine.step() == []
+        before = before or engine.cache.nbytes
+    assert engine.cache.nbytes == before
+    prompt = random_ids(6, 1)
+    alone = outputs(engine_for(tiny_model("qwen2"), max_rows=1), [prompt], params)[0]
+    assert outputs(engine, [prompt], params)[0].tokens == alone.tokens
+
+
+class FreeEntries(StepCost):
+    """Steps of all widths cost about the same, whatever the clock says."""
+
+    def observe(self, entries, seconds):
+        super().observe(entries, 1.0 + 1e-3 * entries)
+
+
+@pytest.mark.parametrize("draft_tokens", [None, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_memoriser_takes_several_tokens_from_a_forward(draft_tokens, temperature):
+    """All drafts are good: the other end from random weights."""
+    model, texts = memoriser()
+    policy = WidthPolicy(3)
+    policy.cost = FreeEntries()
+    prompts = [text[:4] for text in texts]
+    params = DecodingParams(max_new_tokens=24, verify=True, draft_tokens=draft_tokens, temperature=temperature, seed=5)
+    completions = outputs(engine_for(model, max_rows=3, policy=policy), prompts, params)
+    one_token = DecodingParams(max_new_tokens=24, temperature=temperature, seed=5)
+    for text, completion, plain in zip(texts, completions, outputs(engine_for(model), prompts, one_token), strict=True):
+        assert completion.tokens == plain.tokens == text[4:28]
+        assert completion.tokens_per_forward > 3
+        assert {offset for record in completion.records for offset in record.offsets} == {0, 1, 2, 3}
+
+
+def test_sampled_tokens_follow_the_models_distribution():
+    """Chi-square over a 16-token vocabulary, and no worse than torch.multinomial's own draws."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    model, prompt, draws = LlamaForCausalLM(config).eval(), [3, 1, 4, 1, 5], 3000
+    with torch.no_grad():
+        probabilities = (model(torch.tensor([prompt])).logits[0, -1] * 15).softmax(-1)
+    requests = [
+        Request(prompt, DecodingParams(max_new_tokens=1, temperature=1 / 15, seed=seed)) for seed in range(draws)
+    ]
+    engine = Engine(model, mask_token_id=None, eos_token_ids=[], context_length=64, max_rows=500)
+    drawn = torch.tensor([completion.tokens[0] for completion in decode(engine, requests)])
+    theirs = torch.multinomial(probabilities, draws, replacement=True)
+    for tokens in (drawn, theirs):
+        counts, expected = tokens.bincount(minlength=16), probabilities * draws
+        assert ((counts - expected) ** 2 / expected).sum() < 37.7  # 15 degrees of freedom, p = 0.001
+    assert probabilities.max() < 0.5
 
 
 def test_prompts_admitted_together_are_bounded_in_size():

@@ -18,8 +18,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from marscli.core.layout import StepLayout
+from marscli.core.layout import NO_TARGET, StepLayout, collate, two_stream_example
 from marscli.core.masking import Visibility
+from marscli.core.model import forward_logits
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 VOCAB_SIZE = 48
@@ -131,3 +132,33 @@ def on_device(layout: StepLayout) -> tuple[torch.Tensor, Visibility, torch.Tenso
         for array in (layout.position_ids, layout.context_end, layout.group_start, layout.slot, layout.read)
     )
     return position_ids, Visibility(torch.zeros_like(slot), end, group, slot), read
+
+
+@lru_cache
+def memoriser() -> tuple[PreTrainedModel, list[list[int]]]:
+    """A model that was MARS-trained on three texts of 32 tokens until it knows them, with B = 4; and the texts."""
+    torch.manual_seed(0)
+    model = tiny_model("llama", seed=90, clear=False)
+    texts = [random_ids(32, seed) for seed in (1, 2, 3)]
+    examples = [
+        two_stream_example(text, [(start, len(text))], block_size=4, mask_token_id=MASK)
+        for text in texts
+        for start in (4, 5, 6, 7)  # blocks begin at every offset
+    ]
+    batch = collate(examples, pad_token_id=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    labelled = batch.targets != NO_TARGET
+    for _ in range(120):
+        logits = forward_logits(
+            model,
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            mask=batch.visibility.dense(),
+            keep=labelled,
+        )
+        loss = torch.nn.functional.cross_entropy(logits, batch.targets[labelled])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.02, loss
+    return model.eval(), texts

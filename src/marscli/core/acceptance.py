@@ -152,6 +152,9 @@ def decide(
         most_drafts: (rows,) drafts that a row may have in its next step.
         eos_token_ids: (E,).
     """
+    if tokens.shape[1] == 1:  # AR decoding, at twice the speed
+        one = np.ones(len(tokens), dtype=np.int64)
+        return Decision(tokens, one[:, None] - 1, one - 1, one, one - 1, _is_end(tokens[:, 0], eos_token_ids))
     most = drafts.shape[1]
     nth = np.arange(most + 1 + groups.max(initial=0))
     right = (tokens[:, :most] == drafts) & (nth[:most] < draft_counts[:, None])

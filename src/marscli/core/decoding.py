@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,8 +35,6 @@ from marscli.core.step import RowSettings, Stepper, StepPlan, StepResult
 from marscli.core.width import Floats, WidthPolicy, policy_of
 
 FinishReason = Literal["stop", "length", "context"]
-CacheKind = Literal["row", "none"]
-CACHES: tuple[CacheKind, ...] = get_args(CacheKind)
 
 # Rows admitted together are padded to the longest. The first bounds a step's activations; the others what is wasted, in
 # entries and as a share of the prompts' tokens: another forward pass costs less than much padding.
@@ -78,7 +76,7 @@ class StepRecord:
 
 
 @dataclass
-class _Row:
+class Row:
     """A running request. Real tokens that are cached: ``cached``; accepted but not cached yet: ``newest``.
 
     Behind them ``drafts``, which the next step may verify; the masks that made them had ``draft_offsets``.
@@ -100,7 +98,7 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class Outcome:
     """What one step gave one row, on the host."""
 
     tokens: list[int]
@@ -138,7 +136,7 @@ class Engine:
         eos_token_ids: Iterable[int],
         context_length: int,
         max_rows: int = 1,
-        cache: CacheKind = "row",
+        cache: Literal["row", "none"] = "row",
         policy: WidthPolicy | None = None,
     ) -> None:
         inner = unwrap(model)
@@ -155,8 +153,8 @@ class Engine:
         self._settings = RowSettings([], self.device)
         self._policy = policy
         self._ids = itertools.count()
-        self._queue: deque[_Row] = deque()
-        self._rows: list[_Row] = []  # a row's index is its place in the cache
+        self._queue: deque[Row] = deque()
+        self._rows: list[Row] = []  # a row's index is its place in the cache
 
     @property
     def has_work(self) -> bool:
@@ -182,7 +180,7 @@ class Engine:
             )
         self._check(request.params)
         request_id = next(self._ids)
-        self._queue.append(_Row(request_id, request.params, list(request.ids), len(request.ids)))
+        self._queue.append(Row(request_id, request.params, list(request.ids), len(request.ids)))
         return request_id
 
     def _check(self, params: DecodingParams) -> None:
@@ -219,7 +217,7 @@ class Engine:
         room = row.room(self.context_length)
         del row.drafts[room - 1 :], row.draft_offsets[room - 1 :], row.draft_certainties[room - 1 :]
 
-    def _find(self, request_id: int) -> _Row:
+    def _find(self, request_id: int) -> Row:
         for row in itertools.chain(self._rows, self._queue):
             if row.request_id == request_id:
                 return row
@@ -270,7 +268,7 @@ class Engine:
             self._vacate(place)
         return records
 
-    def _plan(self, rows: Sequence[_Row], prefill: bool) -> StepPlan:
+    def _plan(self, rows: Sequence[Row], prefill: bool) -> StepPlan:
         """Say what each row runs: its newest tokens, its drafts, and masks for each outcome."""
         settings = self._settings
         spare = np.array([row.room(self.context_length) - 1 for row in rows])
@@ -293,7 +291,7 @@ class Engine:
     def _adapts(self) -> bool:
         return self.cache is not None and len(self._settings.adaptive) > 0
 
-    def _choose_widths(self, rows: Sequence[_Row], counts: Ints, groups: Ints, spare: Ints) -> None:
+    def _choose_widths(self, rows: Sequence[Row], counts: Ints, groups: Ints, spare: Ints) -> None:
         """Let the policy change drafts and groups of the rows that leave them open."""
         mine = self._settings.adaptive
         needed = np.array([len(row.newest) for row in rows]) + counts + groups.sum(1)
@@ -321,7 +319,7 @@ class Engine:
             array[row, : len(line)] = line
         return np.where(self._settings.is_entropy[self._settings.adaptive], np.exp(array), array)
 
-    def _learn(self, plan: StepPlan, rows: Sequence[_Row], result: StepResult, seconds: float, prefill: bool) -> None:
+    def _learn(self, plan: StepPlan, rows: Sequence[Row], result: StepResult, seconds: float, prefill: bool) -> None:
         """Tell the policy what a step took, and what came of drafts and masks."""
         if not self._adapts:
             return
@@ -339,7 +337,7 @@ class Engine:
             after = [line[start : start + count] for line, start, count in spans]
             policy.learn_groups(self._confidence(after, int(made.max())), made)
 
-    def _advance(self, row: _Row, outcome: _Outcome) -> bool:
+    def _advance(self, row: Row, outcome: Outcome) -> bool:
         """Note what a step gave a row: right drafts are cached already, what follows them is newest.
 
         Returns:
@@ -375,7 +373,7 @@ class Engine:
             if self.cache is not None:
                 self.cache.move_row(len(self._rows), index, last.cached)
 
-    def _finish_reason(self, row: _Row, ended: bool) -> FinishReason | None:
+    def _finish_reason(self, row: Row, ended: bool) -> FinishReason | None:
         if ended:
             return "stop"
         if row.generated >= row.params.max_new_tokens:
@@ -383,7 +381,7 @@ class Engine:
         return "context" if row.room(self.context_length) <= 0 else None
 
 
-def _outcomes(rows: Sequence[_Row], result: StepResult) -> Iterator[_Outcome]:
+def _outcomes(rows: Sequence[Row], result: StepResult) -> Iterator[Outcome]:
     decision = result.decision
     counts = np.stack([decision.verified, decision.accepted, decision.drafts, decision.ended], axis=1)
     lines = zip(rows, decision.tokens.tolist(), result.certainties.tolist(), counts.tolist(), strict=True)
@@ -391,7 +389,7 @@ def _outcomes(rows: Sequence[_Row], result: StepResult) -> Iterator[_Outcome]:
         end = accepted + drafts
         # The token after the right drafts comes from real tokens alone: offset 0. Masks follow it: 1, 2, …
         offsets = [*row.draft_offsets[:verified], *range(end - verified)]
-        yield _Outcome(
+        yield Outcome(
             tokens=tokens[:accepted],
             certainties=certainties[:accepted],
             offsets=offsets[:accepted],

@@ -244,6 +244,9 @@ def decode_layout(cached: Ints, newest: Ints, drafts: Ints, groups: Ints, width:
         groups: (rows, K + 1) masks of each group; none past group k.
         width: W, if more than the widest row needs.
     """
+    if width is None and newest.max() == 1 and not drafts.any() and not groups.any():  # AR decoding, far quicker
+        own, zero = cached[:, None], np.zeros((len(cached), 1), dtype=np.int64)
+        return StepLayout(own, own, own, own, zero, zero + 1)
     real = newest + drafts
     group_end = real[:, None] + groups.cumsum(1)
     group_first = group_end - groups

@@ -35,6 +35,7 @@ class RowSettings:
         self.masks = np.array([p.masks for p in params])
         self.most_drafts = np.array([p.drafts for p in params])
         self.exact = np.array([p.exact for p in params])
+        self.all_exact = bool(self.exact.all())
         self.threshold = np.array([[oriented(p.threshold or 0.0, p.confidence)] for p in params], dtype=np.float32)
         self.is_entropy = np.array([[p.confidence == "entropy"] for p in params])
         self.adaptive = [index for index, p in enumerate(params) if p.adaptive]
@@ -118,11 +119,12 @@ class Stepper:
             positions = np.take_along_axis(layout.position_ids, layout.read, 1) + 1
             tokens = choose_tokens(logits, torch.from_numpy(positions).to(self.device), settings.sampling, top)
         # Where everything is exact nothing depends on certainties, and a CPU has time only for those that are kept.
-        late = logits.is_cpu and bool(settings.exact.all())
+        late = settings.all_exact and logits.is_cpu and logits.shape[1] > 1
         certainties = None if late else row_certainties(logits, settings.measure_codes, settings.measures)
         chosen, is_top, sureness = _to_host(tokens, tokens == top, certainties)
         sure = None
-        if sureness is not None:
+        if not settings.all_exact:
+            assert sureness is not None, "only exact steps do without"
             sure = is_top & (sureness >= settings.threshold) & ~settings.exact[:, None]
         nth = np.arange(plan.groups.shape[1])
         decision = decide(

@@ -18,8 +18,10 @@ on the host.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,7 +38,7 @@ TRIES = 0.02  # share of the time that tries may take, if the rest is shorter ot
 
 
 class StepCost:
-    """Seconds of a step by its entries, all rows together: a line, fitted to the steps that were seen.
+    """Seconds of a step by its entries, all rows together: a line through the steps that were seen.
 
     A line is what dense models show from one entry to several hundred (docs/PERFORMANCE.md). Steps are sorted into
     classes of about the same size, so that a thousand narrow steps do not outvote the few wide ones; a class is worth
@@ -48,37 +50,38 @@ class StepCost:
     UNSEEN_SLOPE = 0.02  # of an entry, relative to the first: before two sizes were seen, weights dominate
 
     def __init__(self) -> None:
-        self._seen: dict[int, deque[tuple[int, float]]] = {}
-        self._line: tuple[float, float] | None = None
+        self._steps: dict[int, deque[tuple[float, int]]] = {}  # (seconds, entries) of the last steps of a class
+        self._classes: dict[int, tuple[float, int, int]] = {}  # (seconds, entries, number of steps) of a class
 
     def observe(self, entries: int, seconds: float) -> None:
         """Note a step."""
-        size = round(self.CLASSES_PER_OCTAVE * np.log2(entries))
-        self._seen.setdefault(size, deque(maxlen=self.REMEMBERED)).append((entries, seconds))
-        self._line = None
+        size = round(self.CLASSES_PER_OCTAVE * math.log2(entries))
+        steps = self._steps.setdefault(size, deque(maxlen=self.REMEMBERED))
+        steps.append((seconds, entries))
+        self._classes[size] = (*sorted(steps)[len(steps) // 2], len(steps))
 
     def seconds(self, entries: Ints) -> Floats:
         """What steps of so many entries take; relative figures as long as nothing was observed."""
-        if self._line is None:
-            self._line = self._fit()
-        base, slope = self._line
+        base, slope = self._line(float(entries[-1]))
         return base + slope * entries.astype(np.float64)
 
-    def _fit(self) -> tuple[float, float]:
-        if not self._seen:
-            return 1.0, self.UNSEEN_SLOPE
-        entries, seconds, count = np.array(
-            [(*np.median(steps, axis=0), len(steps)) for steps in self._seen.values()], dtype=np.float64
-        ).T
-        if len(entries) == 1:
-            return float(seconds[0]), self.UNSEEN_SLOPE * float(seconds[0])
-        # Near the origin relative errors are what counts, and the wide steps of prompts must not rule.
-        weight = count / (seconds * entries) ** 2
-        mean_e, mean_s = np.average(entries, weights=weight), np.average(seconds, weights=weight)
-        spread = np.average((entries - mean_e) ** 2, weights=weight)
-        slope = max(np.average((entries - mean_e) * (seconds - mean_s), weights=weight) / spread, 0.0)
-        base = max(mean_s - slope * mean_e, 0.0)
-        return float(base), float(slope)
+    def _line(self, most: float) -> tuple[float, float]:
+        """Fit what was seen up to ``most`` entries; where that is of one size, whatever was seen (prompts)."""
+        seen = [c for c in self._classes.values() if c[1] <= most]
+        if len(seen) < 2:
+            seen = list(self._classes.values())
+        if len(seen) < 2:
+            first = seen[0][0] if seen else 1.0
+            return first, self.UNSEEN_SLOPE * first
+        # Least squares of relative errors, each class as sure as it has steps.
+        weights = [count / seconds**2 for seconds, _, count in seen]
+        total = sum(weights)
+        mean_s = sum(w * c[0] for w, c in zip(weights, seen, strict=True)) / total
+        mean_e = sum(w * c[1] for w, c in zip(weights, seen, strict=True)) / total
+        spread = sum(w * (c[1] - mean_e) ** 2 for w, c in zip(weights, seen, strict=True))
+        joint = sum(w * (c[1] - mean_e) * (c[0] - mean_s) for w, c in zip(weights, seen, strict=True))
+        slope = max(joint / spread, 0.0) if spread > 0 else 0.0
+        return max(mean_s - slope * mean_e, 0.0), slope
 
 
 class DraftRecord:
@@ -178,7 +181,7 @@ class WidthPolicy:
         best = self._best(confidence, counts, spare, rows, floor)
         if best.groups.any():
             self._resting, self._rest = 0, FIRST_REST
-        elif not self._resting:
+        elif not self._resting and (spare > 1).any():  # rows at their end say nothing about masks
             self._trying = True
             best.groups[:, 0] = (best.drafts == 0) & (spare > 1)
             plain, wider = self.cost.seconds(np.array([rows, 2 * rows]))
@@ -187,47 +190,39 @@ class WidthPolicy:
         return best
 
     def _best(self, confidence: Floats, counts: Ints, spare: Ints, rows: int, floor: int) -> Widths:
-        place = np.arange(confidence.shape[1])
-        chance = np.where(place < counts[:, None], self.record.chances(confidence), 0.0)
-        reach = np.concatenate(
-            [np.ones((len(counts), 1)), chance.cumprod(1)], axis=1
-        )  # column i: the first i are right
-        most = confidence.shape[1]
-        widths = np.arange(1, min(1 + most + (most + 1) * self.most_masks, max(MOST_ENTRIES, floor)) + 1)
-        price = self._prices(rows, widths, floor)
-        value = self._mask_values(price_of_entry=price[-1] / (rows * max(widths[-1] - floor, 1)))
-        masks = [self._group_values(reach, value, spare, k) for k in range(most + 1)]
-        gains = np.stack([self._gains(reach, masks[k], counts, k, len(widths)) for k in range(most + 1)])
-        profit = gains.max(0).sum(0) - price
-        width = int(widths[profit.argmax()])
-        return _fill(masks, gains[:, :, width - 1].argmax(0), width)
+        """Weigh all widths for all rows, and every number of drafts k at each."""
+        tables = _tables(confidence.shape[1], self.most_masks)
+        chance = np.where(tables.draft < counts[:, None], self.record.chances(confidence), 0.0)
+        # at_least[row, i]: the first i drafts are right. exactly[row, k, j]: of k drafts the first j and no more.
+        at_least = np.concatenate([np.ones((len(counts), 1)), chance.cumprod(1)], axis=1)
+        next_one = np.concatenate([at_least[:, 1:], np.zeros((len(counts), 1))], axis=1)
+        exactly = (at_least[:, None] - next_one[:, None] * tables.below) * tables.possible
+        price, price_of_entry = self._prices(rows, tables.widths, floor)
+        # masks[row, k, (j, i)]: what the i-th mask of group j brings.
+        worth = np.maximum(self._reach - price_of_entry, 1e-3 * self._reach)
+        worth_of_row = np.where(tables.offset < spare[:, None, None], worth, 0.0)
+        masks = (exactly[..., None] * worth_of_row[:, None]).reshape(*exactly.shape[:2], -1)
+        by_masks = np.zeros((*masks.shape[:2], masks.shape[2] + 1))
+        (-np.sort(-masks)).cumsum(2, out=by_masks[..., 1:])
+        by_drafts = at_least.cumsum(1) - 1
+        gains = by_drafts[..., None] + np.take_along_axis(by_masks, tables.masks_at, 2)
+        gains = np.where(tables.fits & (tables.outcome <= counts[:, None])[..., None], gains, -np.inf)
+        width = int((gains.max(1).sum(0) - price).argmax())
+        drafts = gains[:, :, width].argmax(1)
+        best = masks[np.arange(len(drafts)), drafts]
+        rank = (-best).argsort(1, kind="stable").argsort(1)
+        taken = (rank < (width - drafts)[:, None]) & (best > 0)
+        return Widths(drafts, taken.reshape(len(drafts), -1, self.most_masks).sum(2))
 
-    def _prices(self, rows: int, widths: Ints, floor: int) -> Floats:
-        """What each width costs beyond AR decoding, in the tokens that the time would have given at the going rate."""
+    def _prices(self, rows: int, widths: Ints, floor: int) -> tuple[Floats, float]:
+        """What each width costs beyond AR decoding, and what one entry of a row does.
+
+        In tokens: those that the time would have given at the going rate. Up to ``floor`` width is free.
+        """
         seconds = self.cost.seconds(rows * widths)
         rate = max(self._tokens / self._time, 1.0)  # tokens a row, in the time of an AR step
-        return rate * rows * np.where(widths > floor, seconds - seconds[0], 0.0) / seconds[0]
-
-    def _mask_values(self, price_of_entry: float) -> Floats:
-        """What the i-th mask of the group that comes true brings: its draft, less the entry that verifies it."""
-        # Where the width is there anyway, a mask that hardly pays is better than none.
-        return np.maximum(self._reach - price_of_entry, 1e-3 * self._reach)
-
-    def _group_values(self, reach: Floats, value: Floats, spare: Ints, k: int) -> Floats:
-        """What each mask brings when k drafts are verified, (rows, k + 1, M)."""
-        exactly = reach[:, : k + 1].copy()
-        exactly[:, :k] -= reach[:, 1 : k + 1]
-        offset = np.arange(k + 1)[:, None] + np.arange(1, self.most_masks + 1)
-        return np.where(offset < spare[:, None, None], exactly[:, :, None] * value, 0.0)
-
-    @staticmethod
-    def _gains(reach: Floats, masks: Floats, counts: Ints, k: int, widths: int) -> Floats:
-        """What k verified drafts and the best masks bring at each width, (rows, widths)."""
-        best_first = -np.sort(-masks.reshape(len(masks), -1), axis=1)
-        by_masks = np.concatenate([np.zeros((len(masks), 1)), best_first.cumsum(1)], axis=1)
-        used = np.arange(widths) - k
-        gains = reach[:, 1 : k + 1].sum(1, keepdims=True) + by_masks[:, used.clip(0, by_masks.shape[1] - 1)]
-        return np.where((used >= 0) & (k <= counts[:, None]), gains, -np.inf)
+        price = rate * (seconds - seconds[0]) / seconds[0]
+        return rows * np.where(widths > floor, price, 0.0), float(price[1])
 
     def learn_drafts(self, confidence: Floats, tried: Ints, right: Ints) -> None:
         """See `DraftRecord.observe`."""
@@ -255,15 +250,47 @@ class WidthPolicy:
         self._time += self.RATE_MEMORY * (this / ar - self._time)
 
 
-def _fill(masks: list[Floats], drafts: Ints, width: int) -> Widths:
-    """Give each row the most valuable masks that the width has room for."""
-    groups = np.zeros((len(drafts), len(masks)), dtype=np.int64)
-    for k in np.unique(drafts):
-        mine = np.flatnonzero(drafts == k)
-        values = masks[k][mine]
-        rank = (-values.reshape(len(mine), -1)).argsort(1, kind="stable").argsort(1).reshape(values.shape)
-        groups[mine, : k + 1] = ((rank < width - 1 - k) & (values > 0)).sum(2)
-    return Widths(drafts, groups)
+@dataclass(frozen=True)
+class _Tables:
+    """Index arrays that depend on K drafts and M masks alone.
+
+    Attributes:
+        draft: (K,).
+        outcome: (K + 1,), also the number of drafts that are verified.
+        below: (K + 1, K + 1) [k, j], whether j < k.
+        possible: (K + 1, K + 1) [k, j], whether j ≤ k.
+        offset: (K + 1, M) [j, i], tokens from the step's sure one to the one that the draft of a mask stands for.
+        widths: (W,) 1, 2, …
+        masks_at: (1, K + 1, W) [k, width], masks that the width has room for behind k drafts.
+        fits: (K + 1, W) [k, width], whether k drafts fit.
+    """
+
+    draft: Ints
+    outcome: Ints
+    below: npt.NDArray[np.bool_]
+    possible: npt.NDArray[np.bool_]
+    offset: Ints
+    widths: Ints
+    masks_at: Ints
+    fits: npt.NDArray[np.bool_]
+
+
+@lru_cache
+def _tables(most_drafts: int, most_masks: int) -> _Tables:
+    outcome = np.arange(most_drafts + 1)
+    all_masks = (most_drafts + 1) * most_masks
+    widths = np.arange(1, min(1 + most_drafts + all_masks, MOST_ENTRIES) + 1)
+    room = widths - 1 - outcome[:, None]
+    return _Tables(
+        draft=np.arange(most_drafts),
+        outcome=outcome,
+        below=outcome < outcome[:, None],
+        possible=outcome <= outcome[:, None],
+        offset=outcome[:, None] + np.arange(1, most_masks + 1),
+        widths=widths,
+        masks_at=room.clip(0, all_masks)[None],
+        fits=room >= 0,
+    )
 
 
 _POLICIES: WeakKeyDictionary[nn.Module, dict[int, WidthPolicy]] = WeakKeyDictionary()
