@@ -32,13 +32,13 @@ test-browser: setup  ## The pages in a headless Chromium, from the PATH or MARS_
 	$(BIN)/python -m pytest -m browser -rs tests/generation
 
 lint: setup  ## Lint, format check, types
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
 format: setup  ## Format the code
-	$(BIN)/ruff check --fix src tests examples
-	$(BIN)/ruff format src tests examples
+	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks
 
 check: test lint  ## What CI runs
 

@@ -29,22 +29,32 @@ def width(widths):
 def test_a_line_is_found_and_a_disturbed_step_does_not_count():
     cost = cost_of(20.0, 0.5)
     cost.observe(4, 500.0)
-    assert cost.seconds(np.array([1, 9, 16])) == pytest.approx([20.5, 24.5, 28.0], rel=1e-6)
+    assert cost.seconds(1, np.array([1, 9, 16])) == pytest.approx([20.5, 24.5, 28.0], rel=1e-6)
+
+
+def test_ar_steps_stand_for_themselves():
+    """From one vector to a matrix the time often jumps: the line is not to be bent by it."""
+    cost = cost_of(200.0, 6.0, sizes=(2, 4, 8, 16))
+    for _ in range(9):
+        cost.observe(1, 115.0)
+    assert cost.seconds(1, np.array([1, 2, 10])) == pytest.approx([115.0, 212.0, 260.0], rel=1e-6)
+    assert cost.entry_seconds(1, 16) == pytest.approx(6.0)
+    assert cost.seconds(2, np.array([1, 2])) == pytest.approx([212.0, 224.0], rel=1e-6)
 
 
 def test_long_prompts_do_not_rule_what_narrow_steps_cost():
     cost = cost_of(20.0, 0.5)
     for _ in range(5):
         cost.observe(4000, 20_000.0)
-    assert cost.seconds(np.array([1, 16])) == pytest.approx([20.5, 28.0], rel=1e-6)
+    assert cost.seconds(1, np.array([1, 16])) == pytest.approx([20.5, 28.0], rel=1e-6)
 
 
 def test_a_prompt_and_one_step_are_enough_to_begin_with():
     cost = StepCost()
-    assert np.all(np.diff(cost.seconds(np.arange(1, 9))) > 0)
+    assert np.all(np.diff(cost.seconds(1, np.arange(1, 9))) > 0)
     cost.observe(101, 1.2)
     cost.observe(1, 0.2)
-    assert cost.seconds(np.array([1, 51])) == pytest.approx([0.2, 0.7])
+    assert cost.seconds(1, np.array([1, 51])) == pytest.approx([0.2, 0.7])
 
 
 def test_the_record_of_drafts_is_learned_by_place_and_confidence():
@@ -58,10 +68,10 @@ def test_the_record_of_drafts_is_learned_by_place_and_confidence():
     assert record.chances(sure)[0] == pytest.approx([0, DraftRecord(2).chances(sure)[0, 1]], abs=0.03)
 
 
-def test_free_entries_are_all_used_and_dear_ones_are_not():
+def test_free_entries_are_used_and_dear_ones_are_not():
     free, dear = WidthPolicy(3), WidthPolicy(3)
     free.cost, dear.cost = cost_of(20.0, 0.001), cost_of(1.0, 10.0)
-    assert width(choose(free, [0.9, 0.9, 0.9])) == 1 + 3 + 4 * 3
+    assert width(choose(free, [0.9, 0.9, 0.9])) >= 12
     assert width(choose(dear, [0.3, 0.3, 0.3])) <= 2  # at most a try
     between = WidthPolicy(3)
     between.cost = cost_of(20.0, 1.0)

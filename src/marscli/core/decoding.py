@@ -8,7 +8,8 @@ newest token's logits give the next token as AR decoding would (offset 0), the m
 have chosen, and goes on from the masks of the group that stands for as many right drafts. AR decoding is the same loop
 without masks.
 
-What each row runs is planned here (`Engine._plan`; in exact mode `width` chooses), how it is run is `step`'s.
+What each row runs is planned here (`Engine._plan`; in exact mode `width` chooses), how it is run
+is `step`'s.
 
 The engine knows token ids, not text: no stop strings, no templates, no files.
 """
@@ -27,12 +28,12 @@ import torch
 from torch import nn
 
 from marscli.core.acceptance import oriented
+from marscli.core.adaptive import AdaptiveWidths
 from marscli.core.caching import RowCache
-from marscli.core.layout import Ints
 from marscli.core.model import check_decodable, unwrap
 from marscli.core.params import DecodingParams
 from marscli.core.step import RowSettings, Stepper, StepPlan, StepResult
-from marscli.core.width import Floats, WidthPolicy, policy_of
+from marscli.core.width import WidthPolicy
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -151,7 +152,7 @@ class Engine:
         self.cache = RowCache(layers, places=max_rows) if cache == "row" else None
         self._stepper = Stepper(model, mask_token_id, eos_token_ids)
         self._settings = RowSettings([], self.device)
-        self._policy = policy
+        self._widths = AdaptiveWidths(model, policy)
         self._ids = itertools.count()
         self._queue: deque[Row] = deque()
         self._rows: list[Row] = []  # a row's index is its place in the cache
@@ -244,7 +245,8 @@ class Engine:
         plan = self._plan(rows, prefill)
         result = self._stepper.run(plan, self._settings, self.cache, places)
         seconds = time.perf_counter() - started
-        self._learn(plan, rows, result, seconds, prefill)
+        if self._settings.adaptive and self.cache is not None and not plan.guesses:
+            self._widths.learn(rows, self._settings, plan, result, seconds=seconds, prefill=prefill)
         records = []
         finished = []
         for index, (row, outcome) in enumerate(zip(rows, _outcomes(rows, result), strict=True)):
@@ -277,8 +279,8 @@ class Engine:
         # In exact mode a mask only makes a draft, and the last spare token is never worth one.
         useful = (spare - settings.exact)[:, None] - nth
         groups = np.where(nth <= counts[:, None], np.clip(useful, 0, settings.masks[:, None]), 0)
-        if self._adapts and not prefill:  # beside a prompt the masks of one group cost nothing
-            self._choose_widths(rows, counts, groups, spare)
+        if settings.adaptive and self.cache is not None and not prefill:  # beside a prompt a group costs nothing
+            self._widths.choose(rows, settings, counts, groups, spare)
         return StepPlan(
             newest=[row.newest for row in rows],
             drafts=[row.drafts[:count] for row, count in zip(rows, counts.tolist(), strict=True)],
@@ -286,56 +288,6 @@ class Engine:
             groups=groups[:, : counts.max() + 1],
             spare=spare,
         )
-
-    @property
-    def _adapts(self) -> bool:
-        return self.cache is not None and len(self._settings.adaptive) > 0
-
-    def _choose_widths(self, rows: Sequence[Row], counts: Ints, groups: Ints, spare: Ints) -> None:
-        """Let the policy change drafts and groups of the rows that leave them open."""
-        mine = self._settings.adaptive
-        needed = np.array([len(row.newest) for row in rows]) + counts + groups.sum(1)
-        needed[mine] = 1
-        chosen = self._width_policy().choose(
-            self._confidence([rows[index].draft_certainties for index in mine], groups.shape[1] - 1),
-            counts[mine],
-            spare[mine],
-            rows=len(rows),
-            floor=int(needed.max()),
-        )
-        counts[mine] = chosen.drafts
-        groups[mine] = np.minimum(chosen.groups, self._settings.masks[mine, None])
-
-    def _width_policy(self) -> WidthPolicy:
-        most = int(self._settings.masks.max())
-        if self._policy is None or self._policy.most_masks < most:
-            self._policy = policy_of(self.model, most)
-        return self._policy
-
-    def _confidence(self, certainties: Sequence[Sequence[float]], width: int) -> Floats:
-        """Certainties of the adaptive rows as numbers in 0 … 1, (rows, width)."""
-        array = np.zeros((len(certainties), width))
-        for row, line in enumerate(certainties):
-            array[row, : len(line)] = line
-        return np.where(self._settings.is_entropy[self._settings.adaptive], np.exp(array), array)
-
-    def _learn(self, plan: StepPlan, rows: Sequence[Row], result: StepResult, seconds: float, prefill: bool) -> None:
-        """Tell the policy what a step took, and what came of drafts and masks."""
-        if not self._adapts:
-            return
-        policy, decision, mine = self._width_policy(), result.decision, self._settings.adaptive
-        policy.cost.observe(len(rows) * result.width, seconds)
-        if not prefill:
-            tried = np.array([len(plan.drafts[index]) for index in mine])
-            if tried.any():
-                before = [rows[index].draft_certainties for index in mine]
-                policy.learn_drafts(self._confidence(before, max(map(len, before))), tried, decision.verified[mine])
-            policy.learn_rate(float(decision.accepted[mine].mean()), rows=len(rows), width=result.width)
-        made = decision.drafts[mine]
-        if made.any():
-            spans = zip(result.certainties[mine].tolist(), decision.accepted[mine].tolist(), made.tolist(), strict=True)
-            after = [line[start : start + count] for line, start, count in spans]
-            policy.learn_groups(self._confidence(after, int(made.max())), made)
 
     def _advance(self, row: Row, outcome: Outcome) -> bool:
         """Note what a step gave a row: right drafts are cached already, what follows them is newest.

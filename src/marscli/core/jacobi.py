@@ -42,6 +42,3 @@ class JacobiEngine(Engine):
             spare=spare,
             guesses=True,
         )
-
-    def _learn(self, *_: object) -> None:
-        """There is no width to choose."""

@@ -33,16 +33,18 @@ Ints = npt.NDArray[np.int64]
 
 MOST_ENTRIES = 32  # of a row; wider steps are not considered
 BUCKETS = 8  # of confidence
+LEAST_PRICE = 0.01  # of an entry in every row, in AR steps: times of different moments make entries look free
 FIRST_REST, LONGEST_REST = 8, 64  # AR steps before masks are tried again
 TRIES = 0.02  # share of the time that tries may take, if the rest is shorter otherwise
 
 
 class StepCost:
-    """Seconds of a step by its entries, all rows together: a line through the steps that were seen.
+    """Seconds of a step by its entries, all rows together, learned from the steps that were seen.
 
-    A line is what dense models show from one entry to several hundred (docs/PERFORMANCE.md). Steps are sorted into
-    classes of about the same size, so that a thousand narrow steps do not outvote the few wide ones; a class is worth
-    the median of its last steps, so that one that was disturbed does not count.
+    AR decoding's steps stand for themselves; on wider ones lies a line. Dense models show a line from two entries to
+    several hundred, and often a jump before it, where a product with one vector becomes one of matrices
+    (docs/PERFORMANCE.md). Steps are sorted into classes of about the same size, so that a thousand narrow steps do not
+    outvote the few wide ones; a class is worth the median of its last steps: one that was disturbed does not count.
     """
 
     REMEMBERED = 9
@@ -55,33 +57,43 @@ class StepCost:
 
     def observe(self, entries: int, seconds: float) -> None:
         """Note a step."""
-        size = round(self.CLASSES_PER_OCTAVE * math.log2(entries))
-        steps = self._steps.setdefault(size, deque(maxlen=self.REMEMBERED))
+        steps = self._steps.setdefault(self._class(entries), deque(maxlen=self.REMEMBERED))
         steps.append((seconds, entries))
-        self._classes[size] = (*sorted(steps)[len(steps) // 2], len(steps))
+        self._classes[self._class(entries)] = (*sorted(steps)[len(steps) // 2], len(steps))
 
-    def seconds(self, entries: Ints) -> Floats:
-        """What steps of so many entries take; relative figures as long as nothing was observed."""
-        base, slope = self._line(float(entries[-1]))
-        return base + slope * entries.astype(np.float64)
+    def _class(self, entries: int) -> int:
+        return round(self.CLASSES_PER_OCTAVE * math.log2(entries))
 
-    def _line(self, most: float) -> tuple[float, float]:
-        """Fit what was seen up to ``most`` entries; where that is of one size, whatever was seen (prompts)."""
-        seen = [c for c in self._classes.values() if c[1] <= most]
-        if len(seen) < 2:
-            seen = list(self._classes.values())
-        if len(seen) < 2:
-            first = seen[0][0] if seen else 1.0
+    def seconds(self, rows: int, widths: Ints) -> Floats:
+        """What steps of so many rows take at these widths; relative figures as long as nothing was observed."""
+        base, slope = self._line(rows, rows * int(widths[-1]))
+        seconds = base + slope * rows * widths.astype(np.float64)
+        own = self._classes.get(self._class(rows))
+        if own is not None and own[1] == rows:
+            seconds[widths == 1] = own[0]
+        return seconds
+
+    def entry_seconds(self, rows: int, widest: int) -> float:
+        """What one more entry of every row adds to a step that is not AR decoding's."""
+        return self._line(rows, rows * widest)[1] * rows
+
+    def _line(self, rows: int, most: int) -> tuple[float, float]:
+        """Fit the classes wider than AR decoding's and up to ``most``; if they are fewer than two, take others too."""
+        seen = list(self._classes.values())
+        wider = [c for c in seen if c[1] > rows]
+        near = [c for c in wider if c[1] <= most]
+        chosen = next((some for some in (near, wider, seen) if len(some) >= 2), seen)
+        if len(chosen) < 2:
+            first = chosen[0][0] if chosen else 1.0
             return first, self.UNSEEN_SLOPE * first
         # Least squares of relative errors, each class as sure as it has steps.
-        weights = [count / seconds**2 for seconds, _, count in seen]
-        total = sum(weights)
-        mean_s = sum(w * c[0] for w, c in zip(weights, seen, strict=True)) / total
-        mean_e = sum(w * c[1] for w, c in zip(weights, seen, strict=True)) / total
-        spread = sum(w * (c[1] - mean_e) ** 2 for w, c in zip(weights, seen, strict=True))
-        joint = sum(w * (c[1] - mean_e) * (c[0] - mean_s) for w, c in zip(weights, seen, strict=True))
-        slope = max(joint / spread, 0.0) if spread > 0 else 0.0
-        return max(mean_s - slope * mean_e, 0.0), slope
+        seconds, entries, steps = np.array(chosen, dtype=np.float64).T
+        weights = steps / seconds**2
+        mean_s, mean_e = weights @ seconds / weights.sum(), weights @ entries / weights.sum()
+        off = weights * (entries - mean_e)
+        spread = off @ (entries - mean_e)
+        slope = max(float(off @ (seconds - mean_s) / spread), 0.0) if spread > 0 else 0.0
+        return max(float(mean_s - slope * mean_e), 0.0), slope
 
 
 class DraftRecord:
@@ -183,11 +195,18 @@ class WidthPolicy:
             self._resting, self._rest = 0, FIRST_REST
         elif not self._resting and (spare > 1).any():  # rows at their end say nothing about masks
             self._trying = True
-            best.groups[:, 0] = (best.drafts == 0) & (spare > 1)
-            plain, wider = self.cost.seconds(np.array([rows, 2 * rows]))
-            self._resting = max(self._rest, int((wider - plain) / plain / TRIES))
+            masks, price = self._try(rows)
+            best.groups[:, 0] = np.where(best.drafts == 0, (spare - 1).clip(0, masks), 0)
+            self._resting = max(self._rest, int(price / TRIES))
             self._rest = min(2 * self._rest, LONGEST_REST)
         return best
+
+    def _try(self, rows: int) -> tuple[int, float]:
+        """Masks of a try, more than one where the others add less than half of its cost; and the price in AR steps."""
+        plain, first = self.cost.seconds(rows, np.array([1, 2]))
+        more = self.cost.entry_seconds(rows, 2)
+        masks = 1 + min(int((first - plain) / (2 * more)) if more > 0 else self.most_masks, self.most_masks - 1)
+        return masks, float(first - plain + (masks - 1) * more) / plain
 
     def _best(self, confidence: Floats, counts: Ints, spare: Ints, rows: int, floor: int) -> Widths:
         """Weigh all widths for all rows, and every number of drafts k at each."""
@@ -219,10 +238,11 @@ class WidthPolicy:
 
         In tokens: those that the time would have given at the going rate. Up to ``floor`` width is free.
         """
-        seconds = self.cost.seconds(rows * widths)
+        seconds = self.cost.seconds(rows, widths)
         rate = max(self._tokens / self._time, 1.0)  # tokens a row, in the time of an AR step
-        price = rate * (seconds - seconds[0]) / seconds[0]
-        return rows * np.where(widths > floor, price, 0.0), float(price[1])
+        price = np.maximum((seconds - seconds[0]) / seconds[0], LEAST_PRICE * (widths - 1))
+        of_entry = max(self.cost.entry_seconds(rows, int(widths[-1])) / float(seconds[0]), LEAST_PRICE)
+        return rate * rows * np.where(widths > floor, price, 0.0), rate * of_entry
 
     def learn_drafts(self, confidence: Floats, tried: Ints, right: Ints) -> None:
         """See `DraftRecord.observe`."""
@@ -245,7 +265,7 @@ class WidthPolicy:
 
     def learn_rate(self, tokens: float, *, rows: int, width: int) -> None:
         """Note how many tokens a row got on average in a step of this width."""
-        ar, this = self.cost.seconds(np.array([rows, rows * width]))
+        ar, this = self.cost.seconds(rows, np.array([1, width]))
         self._tokens += self.RATE_MEMORY * (tokens - self._tokens)
         self._time += self.RATE_MEMORY * (this / ar - self._time)
 
