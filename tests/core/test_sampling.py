@@ -1,5 +1,7 @@
 """Sampling: the distribution is right, and a draw depends on seed, position and token alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -78,6 +80,12 @@ def test_warping_equals_transformers(temperature, top_k, top_p):
         expected = TopPLogitsWarper(top_p)(None, expected)
     got = warp(logits[:, None], settings_for(4, temperature=temperature, top_k=top_k, top_p=top_p))[:, 0]
     torch.testing.assert_close(got.softmax(-1), expected.softmax(-1))
+
+
+def test_without_cuts_nothing_is_sorted_and_nothing_changes():
+    logits = torch.randn(3, 4, 30)
+    without = replace(settings_for(3, temperature=0.7), cuts=False)
+    torch.testing.assert_close(warp(logits, without), warp(logits, settings_for(3, temperature=0.7)))
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30])

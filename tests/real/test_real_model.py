@@ -7,8 +7,11 @@ import sys
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import marscli
+from marscli.core import decoding
+from marscli.core.compiled import CompiledModel
 from marscli.core.decoding import Engine, Request, decode
 from marscli.core.params import DecodingParams
 
@@ -80,6 +83,49 @@ def test_a_row_in_a_batch_equals_that_row_alone_and_without_a_cache(checkpoint, 
             assert alone.tokens == completion.tokens
             assert alone.forwards == completion.forwards
     assert sum(c.forwards for c in together) < sum(len(c.tokens) for c in together)
+
+
+@pytest.mark.parametrize("draft_tokens", [None, 2])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_verified_exact_equals_transformers_generate_in_fewer_forwards(checkpoint, prompts, greedy, rows, draft_tokens):
+    """The width chosen step by step, and a fixed one."""
+    params = DecodingParams(
+        max_new_tokens=NEW_TOKENS, verify=True, draft_tokens=draft_tokens, block_size=checkpoint.block_size
+    )
+    completions = run(checkpoint, prompts, params, max_rows=rows)
+    assert [completion.tokens for completion in completions] == greedy
+    if draft_tokens is not None:
+        tokens, forwards = sum(len(c.tokens) for c in completions), sum(c.forwards for c in completions)
+        assert tokens > 1.5 * forwards
+
+
+def test_sampled_verified_equals_sampled_one_token(checkpoint, prompts):
+    settings = {"max_new_tokens": 16, "temperature": 0.8, "top_p": 0.95, "seed": 11}
+    verified = DecodingParams(verify=True, block_size=checkpoint.block_size, **settings)
+    one_token = run(checkpoint, prompts, DecodingParams(**settings), max_rows=4)
+    assert [c.tokens for c in run(checkpoint, prompts, verified, max_rows=2)] == [c.tokens for c in one_token]
+
+
+def test_a_compiled_model_gives_the_same_in_a_handful_of_compilations(monkeypatch):
+    """Without code generation, which takes minutes; a tiny model, since tracing alone takes most of one."""
+    config = LlamaConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).float()
+    monkeypatch.setattr(decoding, "CompiledModel", lambda model: CompiledModel(model, backend="eager"))
+    torch._dynamo.utils.counters.clear()
+    requests = [
+        Request(list(range(3, 8 + 9 * i)), DecodingParams(max_new_tokens=12, verify=verify, draft_tokens=2))
+        for i in range(4)
+        for verify in (False, True)
+    ]
+    for rows in (1, 3):
+        options = {"mask_token_id": 1, "eos_token_ids": [], "context_length": 128, "max_rows": rows}
+        compiled, plain = (decode(Engine(model, compile=flag, **options), requests) for flag in (True, False))
+        assert [c.tokens for c in compiled] == [c.tokens for c in plain]
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 8
 
 
 def test_the_command_line_writes_what_the_library_does(checkpoint, tmp_path):

@@ -30,6 +30,7 @@ from torch import nn
 from marscli.core.acceptance import oriented
 from marscli.core.adaptive import AdaptiveWidths
 from marscli.core.caching import RowCache
+from marscli.core.compiled import CompiledModel
 from marscli.core.model import check_decodable, unwrap
 from marscli.core.params import DecodingParams
 from marscli.core.step import RowSettings, Stepper, StepPlan, StepResult
@@ -124,6 +125,8 @@ class Engine:
         cache: ``row``, or ``none``: every step computes the whole sequence anew (the reference for tests and research).
         policy: Chooses the width where a request leaves it open; None takes the model's own, which goes on with what it
             learned in earlier engines.
+        compile: Compile the model's calls (`compiled`). Takes minutes at the first steps; pays for long runs of models
+            whose Python takes a large part of a step.
 
     Raises:
         InputError: The model has layers that are not handled.
@@ -139,6 +142,7 @@ class Engine:
         max_rows: int = 1,
         cache: Literal["row", "none"] = "row",
         policy: WidthPolicy | None = None,
+        compile: bool = False,
     ) -> None:
         inner = unwrap(model)
         check_decodable(inner.config)
@@ -150,7 +154,7 @@ class Engine:
         self.max_rows = max_rows
         layers = inner.config.get_text_config().num_hidden_layers
         self.cache = RowCache(layers, places=max_rows) if cache == "row" else None
-        self._stepper = Stepper(model, mask_token_id, eos_token_ids)
+        self._stepper = Stepper(CompiledModel(model) if compile else model, mask_token_id, eos_token_ids)
         self._settings = RowSettings([], self.device)
         self._widths = AdaptiveWidths(model, policy)
         self._ids = itertools.count()

@@ -23,12 +23,14 @@ class SamplingSettings:
         top_p: Nucleus mass; 1 is off.
         top_k: Candidates; 0 is off.
         seed: 64-bit integer.
+        cuts: Whether any row has a top-p or top-k; without, the vocabulary need not be sorted.
     """
 
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
     seed: Tensor
+    cuts: bool = True
 
 
 def choose_tokens(logits: Tensor, positions: Tensor, settings: SamplingSettings, top: Tensor) -> Tensor:
@@ -74,6 +76,8 @@ def warp(logits: Tensor, settings: SamplingSettings) -> Tensor:
     # The largest logit becomes 0 first, so that a tiny temperature sends the others to −inf and nothing to +inf.
     scores = logits - logits.amax(-1, keepdim=True)
     scores = scores / torch.where(temperature > 0, temperature, 1.0)
+    if not settings.cuts:
+        return scores
     ranked, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     top_k = settings.top_k[:, None, None]

@@ -48,6 +48,7 @@ class RowSettings:
                 top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
                 top_k=torch.tensor([p.top_k for p in params], device=device),
                 seed=torch.tensor([p.seed for p in params], device=device),
+                cuts=any(p.top_p < 1 or p.top_k for p in params),
             )
 
 

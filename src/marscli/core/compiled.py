@@ -1,0 +1,30 @@
+"""A model whose calls are compiled by torch.compile, for engines that decode for long.
+
+Sizes are left open, so rows, entries and slots may change from step to step. torch makes one variant for a size of one
+and one for larger sizes: a handful of compilations, whatever is decoded. No CUDA graphs: these need fixed sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class CompiledModel(nn.Module):
+    """Stands for a model where `forward_logits` calls it; parameters and buffers are the model's own.
+
+    Args:
+        model: A transformers causal LM.
+        backend: Of torch.compile.
+    """
+
+    def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
+        super().__init__()
+        self.module = model
+        self._call = torch.compile(model.__call__, dynamic=True, backend=backend)
+
+    def forward(self, **inputs: Any) -> Any:
+        """See the model."""
+        return self._call(**inputs)
