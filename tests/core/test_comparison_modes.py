@@ -22,7 +22,7 @@ def run(model, prompts, params, *, eos=(), rows=3, **options):
 
 
 @given(batches(), st.integers(1, 16), st.sampled_from(["jacobi", "block"]), st.integers(0, 6))
-@settings(max_examples=40)
+@settings(max_examples=24)
 def test_exact_equals_transformers_generate(batch, max_new_tokens, mode, width):
     model, prompts, eos = batch
     params = DecodingParams(max_new_tokens=max_new_tokens, verify=mode == "jacobi", draft_tokens=width)
@@ -54,7 +54,7 @@ def _one_step(model, ids, width, threshold, eos):
 
 
 @given(batches(), THRESHOLDS, st.integers(1, 5), st.integers(1, 9), st.integers(1, 11))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_block_cache_equals_the_paper_alone(batch, threshold, block_size, cache_block, limit):
     model, prompts, eos = batch
     params = DecodingParams(max_new_tokens=limit, threshold=threshold, block_size=block_size)

@@ -72,7 +72,7 @@ def batches(draw):
 
 
 @given(batches(), st.integers(1, 16))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_exact_equals_transformers_generate(batch, max_new_tokens):
     model, prompts, eos = batch
     params = DecodingParams(max_new_tokens=max_new_tokens, block_size=4)
@@ -95,7 +95,7 @@ class RandomWidths(WidthPolicy):
 
 
 @given(batches(), st.one_of(st.none(), st.integers(0, 5)), st.integers(1, 3), st.integers(1, 16), st.integers(0, 99))
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_verified_exact_equals_transformers_generate(batch, draft_tokens, rows, max_new_tokens, seed):
     """Several tokens from a forward, and every one of them AR decoding's, at any width and whatever the drafts."""
     model, prompts, eos = batch
@@ -114,7 +114,7 @@ def test_verified_exact_equals_transformers_generate(batch, draft_tokens, rows, 
     st.sampled_from([0.0, 0.8]),
     st.integers(0, 99),
 )
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_verified_in_a_batch_equals_verified_alone_and_uncached(batch, threshold, draft_tokens, temperature, seed):
     """Also where the width is chosen step by step; below exact it is not, so that it cannot change the output."""
     model, prompts, eos = batch
@@ -138,7 +138,7 @@ def test_verified_in_a_batch_equals_verified_alone_and_uncached(batch, threshold
 
 
 @given(batches(), THRESHOLDS, st.integers(1, 5), st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_threshold_in_a_batch_equals_the_paper_alone(batch, threshold, block_size, data):
     """Cached, batched, with refill, equals the definition: no cache, one row, an ordinary causal forward."""
     model, prompts, eos = batch
