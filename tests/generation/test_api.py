@@ -144,7 +144,9 @@ def test_a_larger_block_than_trained_is_warned_of(checkpoint, caplog):
         ({"threshold": "high"}, "--threshold 'high'"),
         ({"confidence": "hope"}, "--confidence 'hope'"),
         ({"block_size": 0}, "--block-size 0"),
-        ({"cache": "block"}, "--cache 'block'"),
+        ({"cache": "paged"}, "--cache 'paged'"),
+        ({"cache": "row", "cache_block": 8}, "--cache-block 8"),
+        ({"cache": "block", "draft_tokens": 2}, "--draft-tokens: --cache block"),
         ({"max_new_tokens": 0}, "--max-new-tokens 0"),
         ({"temperature": float("nan")}, "--temperature nan"),
         ({"top_p": 0.0}, "--top-p 0.0"),
@@ -167,3 +169,18 @@ def test_prompts_are_checked_before_the_model_is_loaded(mars_model, monkeypatch)
     monkeypatch.setattr("marscli.generation.api.load", fail)
     with pytest.raises(InputError, match="too many for the model's context of 64"):
         marscli.generate(str(mars_model), "a" * 200)
+
+
+def test_every_cache_gives_the_same_text(checkpoint):
+    """Exactly and below exact; the block cache does not verify."""
+    for threshold in ("exact", 0.1):
+        rows = [
+            marscli.generate(checkpoint, PROMPTS, threshold=threshold, max_new_tokens=14, verify=False, batch_size=4)
+        ]
+        for options in ({"cache": "none", "verify": False}, {"cache": "block"}, {"cache": "block", "cache_block": 8}):
+            rows.append(
+                marscli.generate(checkpoint, PROMPTS, threshold=threshold, max_new_tokens=14, batch_size=4, **options)
+            )
+            assert not any(result.verified for result in rows[-1])
+        for results in rows[1:] if threshold == "exact" else rows[1:2]:
+            assert [result.token_ids for result in results] == [result.token_ids for result in rows[0]]

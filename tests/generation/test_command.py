@@ -128,7 +128,10 @@ def test_a_file_of_prompts(mars_model, rows_file, tmp_path, capsys):
         (["Hi", "--tokenizer", "no/such/folder/x"], "--tokenizer no/such/folder/x"),
         (["Hi", "--seed", "1" * 30], "--seed 1"),
         (["Hi", "--top-k", "1" * 30], "--top-k 1"),
-        (["Hi", "--cache", "block"], "--cache: 'block' is not one of"),
+        (["Hi", "--cache", "paged"], "--cache: 'paged' is not one of"),
+        (["Hi", "--cache-block", "8"], "--cache-block 8"),
+        (["Hi", "--cache", "block", "--cache-block", "0"], "--cache-block 0"),
+        (["Hi", "--cache", "block", "--draft-tokens", "2"], "--draft-tokens: --cache block"),
     ],
 )
 def test_wrong_input_is_refused_with_a_hint(arguments, message, mars_model, capsys):
@@ -197,6 +200,7 @@ def test_every_option_reaches_its_setting(monkeypatch, capsys):
         "block_size": 3,
         "draft_tokens": 2,
         "cache": "none",
+        "cache_block": 8,
         "max_new_tokens": 17,
         "temperature": 0.5,
         "top_p": 0.9,

@@ -123,11 +123,21 @@ BlockSize = Annotated[
     ),
 ]
 Cache = Annotated[
-    Literal["row", "none"],
+    Literal["row", "block", "none"],
     typer.Option(
         "--cache",
-        help="row (keys and values kept, a length per row) or none (slow).",
+        help="row (a length per row), block (the paper's; implies --no-verify) or none (slow).",
         metavar="KIND",
+        rich_help_panel=DECODING,
+    ),
+]
+CacheBlock = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-block",
+        metavar="N",
+        help="Tokens a block of --cache block. Default: 32.",
+        show_default=False,
         rich_help_panel=DECODING,
     ),
 ]

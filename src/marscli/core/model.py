@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, modeling_utils
 from transformers.cache_utils import Cache
 
-from marscli.core.attention import grouped_attention
+from marscli.core.attention import folded_mask, grouped_attention
 from marscli.errors import InputError
 
 # transformers ≥ 5.2x selects positions per row itself; before, its 1-D `logits_to_keep` selects the same for all rows.
@@ -94,7 +94,7 @@ def check_model(model: PreTrainedModel, name: str = "the model") -> None:
             model,
             input_ids=torch.cat([ids, ids[again]])[None],
             position_ids=torch.cat([positions, positions[again]])[None],
-            mask=mask[None, None],
+            mask=folded_mask(mask[None, None], config, model.dtype),
             keep=torch.arange(10, device=model.device)[None],
         )[0].float()
         off = (ours - torch.cat([own, own[again]])).abs().max() / own.std()

@@ -17,6 +17,7 @@ from typing import Any
 
 from marscli.checkpoint import Checkpoint, load, load_settings, load_tokenizer
 from marscli.core.decoding import Completion, Engine, Request, StepRecord
+from marscli.core.engines import make_engine
 from marscli.core.params import threshold_number
 from marscli.errors import InputError
 from marscli.generation.config import GenerateConfig
@@ -384,11 +385,12 @@ def iterate(
 
 
 def _engine(checkpoint: Checkpoint, cfg: GenerateConfig, max_rows: int) -> Engine:
-    return Engine(
+    return make_engine(
         checkpoint.model,
         mask_token_id=checkpoint.mask_token_id,
         eos_token_ids=checkpoint.eos_token_ids,
         context_length=checkpoint.context_length,
         max_rows=max_rows,  # the cache holds a place for each
         cache=cfg.cache,  # type: ignore[arg-type]  # checked by GenerateConfig
+        **({} if cfg.cache_block is None else {"cache_block": cfg.cache_block}),
     )

@@ -7,7 +7,7 @@ from marscli.core.params import Confidence, DecodingParams, parse_threshold
 from marscli.errors import InputError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-CACHES = ("row", "none")
+CACHES = ("row", "block", "none")
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class GenerateConfig:
         verify: Keep what τ did not pass as drafts, which the next forward verifies.
         block_size: None takes the checkpoint's.
         draft_tokens: Masks a group and drafts verified; None lets the engine choose.
+        cache: ``row``; ``block``, the paper's, which does not verify; ``none``, which computes everything anew.
+        cache_block: Tokens a block of the block cache.
         stop: Strings that end an answer; the text is cut before the first of them.
         chat_template: None uses the tokenizer's template where it has one.
         batch_size: Rows decoded together; more prompts wait for a place.
@@ -37,6 +39,7 @@ class GenerateConfig:
     block_size: int | None = None
     draft_tokens: int | None = None
     cache: str = "row"
+    cache_block: int | None = None
     max_new_tokens: int = 256
     temperature: float = 0.0
     top_p: float = 1.0
@@ -52,6 +55,13 @@ class GenerateConfig:
             raise InputError(f"--dtype {self.dtype!r} is unknown", hint=f"use one of {', '.join(DTYPES)}")
         if self.cache not in CACHES:
             raise InputError(f"--cache {self.cache!r} is unknown", hint=f"use one of {', '.join(CACHES)}")
+        if self.cache_block is not None and (self.cache != "block" or self.cache_block < 1):
+            raise InputError(
+                f"--cache-block {self.cache_block}: it takes the tokens a block of --cache block",
+                hint="for example --cache block --cache-block 32",
+            )
+        if self.draft_tokens is not None and self.cache == "block":
+            raise InputError("--draft-tokens: --cache block verifies no drafts", hint="drop one of the two")
         if self.batch_size < 1:
             raise InputError(f"--batch-size {self.batch_size} is below 1", hint="use 1 or more rows")
         if self.draft_tokens is not None and not self.verify:
@@ -95,7 +105,7 @@ class GenerateConfig:
         return DecodingParams(
             threshold=parse_threshold(threshold, confidence),  # type: ignore[arg-type]
             confidence=confidence,
-            verify=self.verify,
+            verify=self.verify and self.cache != "block",
             block_size=block_size,
             draft_tokens=self.draft_tokens,
             **settings,  # type: ignore[arg-type]
