@@ -4,6 +4,7 @@ A difference is excused only where the reference's two best logits are within 1e
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -303,6 +304,27 @@ def test_two_hundred_cancelled_requests_leave_nothing_behind():
     prompt = random_ids(6, 1)
     alone = outputs(engine_for(tiny_model("qwen2"), max_rows=1), [prompt], params)[0]
     assert outputs(engine, [prompt], params)[0].tokens == alone.tokens
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_two_hundred_prompts_at_every_width(architecture, temperature):
+    """Verified exact decoding is one-token mode, at every fixed width, chosen widths and random ones."""
+    model = tiny_model(architecture, seed=1)
+    prompts = [random_ids(1 + number % 23, number) for number in range(200)]
+    params = DecodingParams(max_new_tokens=10, block_size=4, temperature=temperature, seed=9)
+    eos = transformers_greedy(model, prompts[0], 8, [])[-1:]
+    expected = outputs(engine_for(model, eos, max_rows=32), prompts, params)
+    ties = 0
+    for draft_tokens, policy in (*((k, None) for k in range(4)), (None, None), (None, RandomWidths(3, 1))):
+        verified = replace(params, verify=True, draft_tokens=draft_tokens)
+        found = outputs(engine_for(model, eos, max_rows=32, policy=policy), prompts, verified)
+        for prompt, one, several in zip(prompts, expected, found, strict=True):
+            if temperature == 0:
+                assert_same(model, prompt, several.tokens, one.tokens)
+            else:
+                ties += several.tokens != one.tokens
+    assert ties <= 2  # of 1,200: draws whose scores agree to rounding
 
 
 class FreeEntries(StepCost):

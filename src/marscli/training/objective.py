@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marscli.core.attention import NAME as GROUPED
+from marscli.core.attention import folded_mask
 from marscli.core.layout import NO_TARGET, TrainingBatch
 from marscli.core.model import forward_logits, unwrap
 
@@ -190,7 +192,8 @@ def step_loss(
     labels = Labels.of(batch)
     two_streams = most_offsets > 0
     flex = inner.config._attn_implementation == "flex_attention"
-    mask = batch.visibility.block_mask() if flex else batch.visibility.dense()
+    # Made once for all layers: each would otherwise keep a copy of its own for the backward pass.
+    mask = batch.visibility.block_mask() if flex else _dense_mask(inner, batch)
 
     def terms_of(clean: Tensor, masked: Tensor | None, part: Labels) -> LossTerms:
         return loss_terms(clean, masked, part, weights, most_offsets=most_offsets, distill=distill)
@@ -233,6 +236,15 @@ def step_loss(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=mask, use_cache=False
         ).logits
     return LossTerms(output.squeeze(), outcome[0].sums, outcome[0].correct)
+
+
+def _dense_mask(model: Any, batch: TrainingBatch) -> Tensor:
+    visible = batch.visibility.dense()
+    if model.config._attn_implementation != GROUPED:
+        return visible
+    device = visible.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+    return folded_mask(visible, model.config.get_text_config(), dtype)
 
 
 class _LossInChunks(torch.autograd.Function):

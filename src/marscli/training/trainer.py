@@ -189,14 +189,16 @@ class MarsTrainer(Trainer):
     def _terms(
         self, model: nn.Module, batch: TrainingBatch, weights: Tensor, *, distill: bool | None = None
     ) -> LossTerms:
-        return step_loss(
-            model,
-            batch,
-            weights,
-            most_offsets=self.largest_offset,
-            distill=self.objective.distill if distill is None else distill,
-            head_is_last=self.head_is_last,
-        )
+        # The library puts autocast around the model's own forward pass only; the mask is made before it.
+        with self.accelerator.autocast():
+            return step_loss(
+                model,
+                batch,
+                weights,
+                most_offsets=self.largest_offset,
+                distill=self.objective.distill if distill is None else distill,
+                head_is_last=self.head_is_last,
+            )
 
     def _end_step(self, counts: Tensor) -> None:
         """Look at the terms of a whole optimizer step, once, before its update is made."""
@@ -230,8 +232,7 @@ class MarsTrainer(Trainer):
         counts = torch.zeros(self.largest_offset + 1, dtype=torch.long, device=self.args.device)
         for inputs in self.get_eval_dataloader(eval_dataset):
             batch = _training_batch(self._prepare_inputs(inputs))
-            with self.compute_loss_context_manager():
-                sums += self._terms(model, batch, torch.ones_like(sums), distill=False).sums
+            sums += self._terms(model, batch, torch.ones_like(sums), distill=False).sums
             counts += label_counts([batch], self.largest_offset)
         if self.args.world_size > 1:
             sums, counts = self.accelerator.reduce((sums, counts), reduction="sum")
