@@ -31,6 +31,7 @@ from marscli.core.acceptance import oriented
 from marscli.core.adaptive import AdaptiveWidths
 from marscli.core.caching import RowCache
 from marscli.core.compiled import CompiledModel
+from marscli.core.linear import prepare_linear_layers
 from marscli.core.model import check_decodable, unwrap
 from marscli.core.params import DecodingParams
 from marscli.core.step import RowSettings, Stepper, StepPlan, StepResult
@@ -154,6 +155,8 @@ class Engine:
         self.max_rows = max_rows
         layers = inner.config.get_text_config().num_hidden_layers
         self.cache = RowCache(layers, places=max_rows) if cache == "row" else None
+        if not compile:  # a compiler chooses its own products
+            prepare_linear_layers(inner)
         self._stepper = Stepper(CompiledModel(model) if compile else model, mask_token_id, eos_token_ids)
         self._settings = RowSettings([], self.device)
         self._widths = AdaptiveWidths(model, policy)

@@ -19,6 +19,7 @@ from marscli.core.acceptance import Decision, decide, oriented, row_certainties
 from marscli.core.attention import folded_mask
 from marscli.core.caching import RowCache
 from marscli.core.layout import Ints, StepLayout, decode_layout
+from marscli.core.linear import few_entries
 from marscli.core.masking import Visibility
 from marscli.core.model import forward_logits, unwrap
 from marscli.core.params import CONFIDENCES, DecodingParams
@@ -164,14 +165,15 @@ class Stepper:
         visibility = Visibility(torch.zeros_like(slot), context_end, group_start, slot)
         if cache is not None:
             cache.begin_step(places, slot, num_slots)
-        logits = forward_logits(
-            self.model,
-            input_ids=input_ids,
-            position_ids=position_ids,
-            mask=folded_mask(visibility.dense(num_slots), self._config, self._dtype),
-            keep=read,
-            cache=cache,
-        ).float()
+        with few_entries(input_ids.numel()):
+            logits = forward_logits(
+                self.model,
+                input_ids=input_ids,
+                position_ids=position_ids,
+                mask=folded_mask(visibility.dense(num_slots), self._config, self._dtype),
+                keep=read,
+                cache=cache,
+            ).float()
         if self.mask_token_id is not None:
             logits[..., self.mask_token_id] = -torch.inf
         return logits
