@@ -6,13 +6,13 @@ word problems, explanations, lists, code, rewriting. A file of one's own is bett
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from marscli.benchmarking.results import Check
+from marscli.data.rows import Row, RowError, read_rows
 from marscli.errors import InputError
 from marscli.generation.prompts import PromptRow, encode, row_from
 
@@ -46,65 +46,48 @@ class Prompt:
     answer: float | None = None
 
 
-def load_prompts(path: Path | None, limit: int) -> tuple[list[Prompt], int]:
+def load_prompts(source: str | None, limit: int) -> tuple[list[Prompt], int]:
     """Read the prompts.
 
     Args:
-        path: JSONL file with rows of ``prompt``, ``messages`` or ``question`` (``answer`` beside it, as in GSM8K, gives
-            the accuracy); None takes the built-in ones.
+        source: File or Hub id, as `data.rows.read_rows` takes it, with rows of ``prompt``, ``messages``, ``question``
+            or ``instruction`` (``answer`` beside it, as in GSM8K, gives the accuracy); None takes the built-in ones.
         limit: Only the first so many.
 
     Returns:
         The prompts, and how many there are without the limit.
 
     Raises:
-        InputError: The file cannot be read, holds no prompt, or a row is not understood (names file and line).
+        InputError: The source cannot be read, holds no prompt, or a row is not understood (names file and line).
     """
-    if path is None:
+    if source is None:
         prompts = [Prompt(PromptRow(text)) for text in BUILT_IN]
-    else:
-        prompts = [_prompt(row, f"--dataset {path}, line {line}") for line, row in _rows(path)]
-        if not prompts:
-            raise InputError(f"--dataset {path}: no rows in the file", hint='write one {"prompt": "…"} object a line')
-    return prompts[:limit], len(prompts)
+        return prompts[:limit], len(prompts)
+    rows = list(read_rows(source))
+    if not rows:
+        raise InputError(f"--dataset {source}: no rows in the file", hint='write one {"prompt": "…"} object a line')
+    return [_prompt(row) for row in rows[:limit]], len(rows)
 
 
-def _rows(path: Path) -> list[tuple[int, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"--dataset {path}: no such file", hint="give a JSONL file with a prompt a line") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--dataset {path}: cannot be read ({error})", hint="give a JSONL file in UTF-8") from None
-    rows = []
-    for line, content in enumerate(text.split("\n"), start=1):
-        if content.strip():
-            try:
-                rows.append((line, json.loads(content)))
-            except json.JSONDecodeError as error:
-                raise InputError(
-                    f"--dataset {path}, line {line}: not valid JSON ({error.msg})", hint="write one JSON object a line"
-                ) from None
-    return rows
-
-
-def _prompt(row: Any, where: str) -> Prompt:
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: not a JSON object", hint='for example {"prompt": "Why is the sky blue?"}')
-    wanted = {key: row[key] for key in ("messages", "prompt", "question") if row.get(key) is not None}
+def _prompt(row: Row) -> Prompt:
+    where, data = f"--dataset {row.where}", row.data
+    if isinstance(data, RowError):
+        raise InputError(f"{where}: {data}", hint='for example {"prompt": "Why is the sky blue?"}')
+    wanted = {key: data[key] for key in ("messages", "prompt", "question", "instruction") if data.get(key) is not None}
     if not wanted:
         raise InputError(
-            f"{where}: no prompt; its keys are {', '.join(map(repr, row)) or 'none'}",
-            hint="a row needs a text under prompt or question, or a list under messages",
+            f"{where}: no prompt; its keys are {', '.join(map(repr, data)) or 'none'}",
+            hint="a row needs a text under prompt, question or instruction, or a list under messages",
         )
     key, value = next(iter(wanted.items()))
-    if key == "messages" and isinstance(value, list):
+    if isinstance(value, list):
         # Training rows end with the answer that the model is to write now.
         while value and isinstance(value[-1], dict) and value[-1].get("role") == "assistant":
             value = value[:-1]
-    return Prompt(
-        row_from({"messages" if key == "messages" else "prompt": value}, where), reference_number(row.get("answer"))
-    )
+    elif key == "instruction" and data.get("input"):
+        value = f"{value}\n\n{data['input']}"
+    key = "messages" if key == "messages" or isinstance(value, list) else "prompt"
+    return Prompt(row_from({key: value}, where), reference_number(data.get("answer")))
 
 
 def reference_number(answer: Any) -> float | None:
@@ -153,12 +136,12 @@ def encode_prompts(
     return [[ring[(start + step) % len(ring)] for step in range(prompt_tokens)] for start in starts]
 
 
-def checks(prompts: Sequence[Prompt], tokenizer: Any) -> list[Callable[[Sequence[int]], bool] | None] | None:
+def checks(prompts: Sequence[Prompt], tokenizer: Any) -> list[Check | None] | None:
     """One function a prompt, completion ids → whether its number is the reference's; None if none has a reference."""
     if all(prompt.answer is None for prompt in prompts):
         return None
 
-    def check(answer: float) -> Callable[[Sequence[int]], bool]:
+    def check(answer: float) -> Check:
         return lambda ids: given_number(tokenizer.decode(list(ids), skip_special_tokens=True)) == answer
 
     return [None if prompt.answer is None else check(prompt.answer) for prompt in prompts]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -16,35 +16,64 @@ from typing import Any
 from marscli.benchmarking.config import SWEPT
 from marscli.core.params import threshold_number
 
+Check = Callable[[Sequence[int]], bool]
+"""Completion ids → whether the answer is right."""
+
 
 @dataclass(frozen=True)
 class Setting:
     """A method with its parameters: a line of the table, less the batch size.
 
     Args:
-        method: Name in the registry.
+        method: Its name.
         threshold: τ, None is exact.
+        confidence: What τ is compared with.
         block_size: Most tokens a forward may give; 1 for one-token decoding.
-        draft_tokens: Masks a forward carries for a row.
+        draft_tokens: Masks a group, or guesses; None where the engine chooses.
         cache: Which key/value cache the method uses.
+        cache_block: Tokens a block of the block cache; None for other caches.
     """
 
     method: str
     threshold: float | None = None
     confidence: str = "probability"
     block_size: int = 1
-    draft_tokens: int = 0
+    draft_tokens: int | None = 0
     cache: str = "row"
+    cache_block: int | None = None
 
     @property
     def label(self) -> str:
-        """``hf``, ``threshold exact``, ``threshold τ=0.95``."""
-        if self.method not in SWEPT:
-            return self.method
-        if self.threshold is None:
-            return f"{self.method} exact"
-        measure = "" if self.confidence == "probability" else f" {self.confidence}"
-        return f"{self.method}{measure} τ={self.threshold:g}"
+        """``hf``, ``threshold exact``, ``verified τ=0.95``, ``block-cache 32 margin τ=0.5``."""
+        return label(
+            {
+                "method": self.method,
+                "threshold": threshold_number(self.threshold, self.confidence),
+                "confidence": self.confidence,
+                "cache_block": self.cache_block,
+            }
+        )
+
+
+def is_exact(row: Mapping[str, Any]) -> bool:
+    """Whether a row keeps nothing unverified."""
+    return bool(row["threshold"] == threshold_number(None, row["confidence"]))
+
+
+def tau_label(row: Mapping[str, Any]) -> str:
+    """``exact`` or ``τ=0.95``."""
+    return "exact" if is_exact(row) else f"τ={row['threshold']:g}"
+
+
+def line_label(row: Mapping[str, Any]) -> str:
+    """What the rows share that differ in τ alone: ``threshold``, ``block-cache 32 margin``."""
+    measure = "" if row["confidence"] == "probability" or is_exact(row) else row["confidence"]
+    return " ".join(str(part) for part in (row["method"], row.get("cache_block"), measure) if part)
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """A row's name in tables and pictures."""
+    return f"{line_label(row)} {tau_label(row)}" if row["method"] in SWEPT else line_label(row)
 
 
 @dataclass
@@ -57,6 +86,10 @@ class Pass:
         seconds: Wall time from prompt ids to completion ids.
         prefill_seconds: The part of ``seconds`` spent in the calls that read prompts.
         prefill_tokens: The completion tokens that those calls gave.
+        first_token_seconds: From the start of the call that reads a prompt to its end, median over the prompts.
+        steps: Calls of the model that read no prompt, all rows together.
+        step_width: Entries that such a call ran for each row, mean; None without such calls.
+        tokens_by_offset: Completion tokens predicted at offset 0, 1, 2 …; None where the method does not tell.
         peak_memory_mb: See ``memory.py``.
     """
 
@@ -65,6 +98,10 @@ class Pass:
     seconds: float
     prefill_seconds: float
     prefill_tokens: int
+    first_token_seconds: float = 0.0
+    steps: int = 0
+    step_width: float | None = None
+    tokens_by_offset: list[int] | None = None
     peak_memory_mb: float | None = None
 
 
@@ -85,17 +122,23 @@ FIELDS = (
     "block_size",
     "draft_tokens",
     "cache",
+    "cache_block",
     "batch_size",
     "prompts",
     "tokens",
     "forwards",
     "tokens_per_forward",
+    "acceptance_by_offset",
     "seconds",
     "seconds_min",
     "seconds_max",
     "tokens_per_second",
     "prefill_seconds",
+    "first_token_seconds",
     "decode_tokens_per_second",
+    "step_milliseconds",
+    "step_width",
+    "floor_milliseconds",
     "speedup_vs_hf",
     "speedup_vs_ar",
     "agrees_with_ar",
@@ -105,25 +148,34 @@ FIELDS = (
     "repeats",
     "skipped",
 )
-"""Keys of a row in ``results.json``, columns of ``results.csv``; what a row lacks is null (an empty cell)."""
+"""Keys of a row in ``results.json``, and columns of ``results.csv``."""
+
+SETTING_FIELDS = FIELDS[: FIELDS.index("prompts")]
+"""Those that say what was measured; two runs' rows with the same values belong together."""
 
 
-def table_rows(cells: Sequence[Cell], correct: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+def table_rows(
+    cells: Sequence[Cell], correct: Sequence[Check | None] | None = None, floor_seconds: float | None = None
+) -> list[dict[str, Any]]:
     """Cells as the rows of ``results.json``.
 
     Args:
         cells: All cells; the baselines ``hf`` and ``ar`` are looked up among them at the same batch size.
-        correct: One function a prompt, completion ids → whether the answer is right, or None where the prompt has no
-            reference answer; None when no prompt has one.
+        correct: One check a prompt, None where the prompt has no reference answer; None when no prompt has one.
+        floor_seconds: Time to read the model's weights once.
     """
     measured = {(cell.setting.method, cell.batch_size): cell for cell in cells if cell.passes}
-    return [
-        _row(cell, measured.get(("hf", cell.batch_size)), measured.get(("ar", cell.batch_size)), correct)
-        for cell in cells
-    ]
+    rows = []
+    for cell in cells:
+        row = _row(cell, measured.get(("hf", cell.batch_size)), measured.get(("ar", cell.batch_size)), correct)
+        # Assisted decoding reads a second model's weights, and any number of times a step.
+        if cell.passes and floor_seconds is not None and cell.setting.method != "hf-assisted":
+            row["floor_milliseconds"] = 1000 * floor_seconds
+        rows.append(row)
+    return rows
 
 
-def _row(cell: Cell, hf: Cell | None, ar: Cell | None, correct: Sequence[Any] | None) -> dict[str, Any]:
+def _row(cell: Cell, hf: Cell | None, ar: Cell | None, correct: Sequence[Check | None] | None) -> dict[str, Any]:
     setting = cell.setting
     row: dict[str, Any] = dict.fromkeys(FIELDS)
     row |= {
@@ -133,6 +185,7 @@ def _row(cell: Cell, hf: Cell | None, ar: Cell | None, correct: Sequence[Any] | 
         "block_size": setting.block_size,
         "draft_tokens": setting.draft_tokens,
         "cache": setting.cache,
+        "cache_block": setting.cache_block,
         "batch_size": cell.batch_size,
         "repeats": len(cell.passes),
         "skipped": cell.skipped,
@@ -142,22 +195,25 @@ def _row(cell: Cell, hf: Cell | None, ar: Cell | None, correct: Sequence[Any] | 
     first = cell.passes[0]
     seconds = [one.seconds for one in cell.passes]
     tokens, forwards = count_tokens(first), sum(first.forwards)
-    memory = [one.peak_memory_mb for one in cell.passes if one.peak_memory_mb is not None]
     row |= {
         "prompts": len(first.outputs),
         "tokens": tokens,
         "forwards": forwards,
         "tokens_per_forward": tokens / forwards,
+        "acceptance_by_offset": first.tokens_by_offset and [count / forwards for count in first.tokens_by_offset],
         "seconds": median(seconds),
         "seconds_min": min(seconds),
         "seconds_max": max(seconds),
         "tokens_per_second": speed(cell),
         "prefill_seconds": median(one.prefill_seconds for one in cell.passes),
-        "decode_tokens_per_second": decode_speed(cell),
+        "first_token_seconds": median(one.first_token_seconds for one in cell.passes),
+        "decode_tokens_per_second": _median(map(_decode_speed, cell.passes)),
+        "step_milliseconds": _median(map(_step_milliseconds, cell.passes)),
+        "step_width": _median(one.step_width for one in cell.passes),
         "speedup_vs_hf": speed(cell) / speed(hf) if hf else None,
         "speedup_vs_ar": speed(cell) / speed(ar) if ar else None,
         "accuracy": _accuracy(first.outputs, correct),
-        "peak_memory_mb": max(memory) if memory else None,
+        "peak_memory_mb": max((m for one in cell.passes if (m := one.peak_memory_mb) is not None), default=None),
     }
     if ar:
         differences = [
@@ -170,6 +226,7 @@ def _row(cell: Cell, hf: Cell | None, ar: Cell | None, correct: Sequence[Any] | 
 
 
 def count_tokens(one: Pass) -> int:
+    """Completion tokens of a pass, all prompts together."""
     return sum(len(output) for output in one.outputs)
 
 
@@ -178,14 +235,20 @@ def speed(cell: Cell) -> float:
     return median(count_tokens(one) / one.seconds for one in cell.passes)
 
 
-def decode_speed(cell: Cell) -> float | None:
-    """The same without the calls that read prompts and without the tokens that those gave; None if that is all."""
-    rates = [
-        (count_tokens(one) - one.prefill_tokens) / (one.seconds - one.prefill_seconds)
-        for one in cell.passes
-        if one.seconds > one.prefill_seconds and count_tokens(one) > one.prefill_tokens
-    ]
-    return median(rates) if rates else None
+def _decode_speed(one: Pass) -> float | None:
+    """Tokens a second without the calls that read prompts and without the tokens that those gave."""
+    seconds, tokens = one.seconds - one.prefill_seconds, count_tokens(one) - one.prefill_tokens
+    return tokens / seconds if seconds > 0 and tokens > 0 else None
+
+
+def _step_milliseconds(one: Pass) -> float | None:
+    """All that a step takes, what lies between two calls of the model included."""
+    return 1000 * (one.seconds - one.prefill_seconds) / one.steps if one.steps else None
+
+
+def _median(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -200,7 +263,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
-def _accuracy(outputs: Sequence[Sequence[int]], correct: Sequence[Any] | None) -> float | None:
+def _accuracy(outputs: Sequence[Sequence[int]], correct: Sequence[Check | None] | None) -> float | None:
     if correct is None:
         return None
     marks = [check(output) for check, output in zip(correct, outputs, strict=True) if check is not None]
@@ -208,9 +271,10 @@ def _accuracy(outputs: Sequence[Sequence[int]], correct: Sequence[Any] | None) -
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as CSV text, columns in the order of ``FIELDS``."""
+    """The rows as CSV text, columns in the order of ``FIELDS``; a list's values have spaces between them."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})
     return text.getvalue()

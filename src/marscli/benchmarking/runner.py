@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,17 @@ import torch
 
 from marscli import checkpoint as checkpoints
 from marscli.benchmarking import report
+from marscli.benchmarking.bandwidth import measure_bandwidth, weight_bytes
 from marscli.benchmarking.config import BenchConfig
+from marscli.benchmarking.hf import LOOKUP_TOKENS
 from marscli.benchmarking.memory import peak_megabytes, start_watching
-from marscli.benchmarking.methods import METHODS, Decoder, Method
+from marscli.benchmarking.methods import METHODS, Decoder, Open
+from marscli.benchmarking.passes import FILE as PASSES
+from marscli.benchmarking.passes import PassLog, identity
+from marscli.benchmarking.plan import plan
 from marscli.benchmarking.prompts import Prompt, checks, encode_prompts, load_prompts
 from marscli.benchmarking.results import Cell, Pass, table_rows
-from marscli.checkpoint import Checkpoint
+from marscli.checkpoint import Checkpoint, MarsMetadata
 from marscli.errors import InputError, MarsError
 from marscli.meta import collect_meta
 from marscli.output import prepared_output_dir
@@ -32,7 +38,7 @@ from marscli.output import prepared_output_dir
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[], None]
-"""Called after each pass, warm-ups included; there are `BenchConfig.passes` of them."""
+"""Called after each pass, warm-ups included; there are `plan.passes` of them."""
 
 WARM_UP_TOKENS = 16
 
@@ -43,7 +49,6 @@ class BenchResult:
 
     meta: dict[str, Any]
     rows: list[dict[str, Any]]
-    labels: list[str] = field(default_factory=list)
 
 
 class BenchInterrupted(KeyboardInterrupt):
@@ -76,24 +81,35 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
             f"--batch-sizes: {config.batch_sizes[-1]} rows need as many prompts, and {limited}",
             hint=f"give more prompts (--limit, --dataset), or batch sizes up to {len(prompts)}",
         )
+    files = (*report.FILES, PASSES)
     output = (
-        prepared_output_dir(config.output_dir, report.FILES, force=config.force)
+        prepared_output_dir(config.output_dir, files, force=config.force, resume=config.resume)
         if config.output_dir
         else nullcontext(None)
     )
     with output as folder:
-        ids = _encoded(config, prompts)
-        checkpoint = checkpoints.load(
-            config.model,
-            tokenizer=config.tokenizer,
-            device=config.device,
-            dtype=config.dtype,
-            trust_remote_code=config.trust_remote_code,
-        )
+        device = checkpoints.resolve_device(config.device)
+        ids, mars = _encoded(config, prompts)
+        cells = plan(config, mars)
+        _refuse_if_nothing_runs(cells, InputError)
+        if mars is None and any(cell.setting.method in ("threshold", "verified") for cell in cells):
+            logger.warning("%s was never MARS-trained: exact decoding is one token a forward, as ar", config.model)
+        draft_wanted = any(cell.setting.method == "hf-assisted" and not cell.skipped for cell in cells)
+        if draft_wanted:
+            _check_draft(config)
+        log = PassLog(folder, identity(config, ids, _machine(device)), cells, resume=config.resume) if folder else None
+        if any(cell.passes for cell in cells):
+            logger.info("going on after %d passes", sum(len(cell.passes) for cell in cells))
+        checkpoint = _load(config, config.model, config.tokenizer)
+        draft = _load(config, config.draft) if draft_wanted and config.draft else None
         torch.manual_seed(config.seed)
-        facts = {"load_before": _check_load(checkpoint.device), **_workload(config, ids, available)}
-        cells = plan(config, checkpoint)
-        _require_a_runnable(cells)
+        bandwidth, weights = measure_bandwidth(checkpoint.device), weight_bytes(checkpoint.model)
+        facts = {
+            "load_before": _check_load(checkpoint.device),
+            "bandwidth_gb_per_second": bandwidth / 1e9,
+            "weights_mb": weights / 1e6,
+            **_workload(config, ids, available),
+        }
         correct = None if config.prompt_tokens else checks(prompts, checkpoint.tokenizer)
 
         def result(*, interrupted: bool) -> BenchResult:
@@ -106,7 +122,7 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
                 interrupted=interrupted,
                 **facts,
             )
-            return BenchResult(meta, table_rows(cells, correct), [cell.setting.label for cell in cells])
+            return BenchResult(meta, table_rows(cells, correct, weights / bandwidth))
 
         def keep_numbers() -> None:
             # A run that is killed leaves the repeats that it had finished.
@@ -115,7 +131,17 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
                 report.write_numbers(partial.meta, partial.rows, folder)
 
         try:
-            measure(cells, checkpoint, ids, config.max_new_tokens, config.repeats, progress, after_repeat=keep_numbers)
+            measure(
+                cells,
+                checkpoint,
+                ids,
+                config.max_new_tokens,
+                config.repeats,
+                progress,
+                draft=draft,
+                after_pass=log.add if log else None,
+                after_repeat=keep_numbers,
+            )
         except BaseException as error:
             # Hours of measuring are worth keeping whatever ended them.
             if any(cell.passes for cell in cells):
@@ -127,7 +153,7 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
                 if isinstance(error, KeyboardInterrupt):
                     raise BenchInterrupted(partial) from error
             raise
-        _require_a_runnable(cells)
+        _refuse_if_nothing_runs(cells, MarsError)
         if correct:
             _warn_of_cut_answers(cells, checkpoint.eos_token_ids, config.max_new_tokens)
         done = result(interrupted=False)
@@ -135,11 +161,32 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
         return done
 
 
+def _load(config: BenchConfig, name: str, tokenizer: str | None = None) -> Checkpoint:
+    return checkpoints.load(
+        name,
+        tokenizer=tokenizer,
+        device=config.device,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """What times depend on besides the options."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"device": str(device), "device_name": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
 def _workload(config: BenchConfig, prompts: Sequence[Sequence[int]], available: int) -> dict[str, Any]:
     """What was decoded, and what the speed-ups refer to."""
     return {
-        "baselines": {"hf": "transformers generate, greedy, KV cache, sdpa", "ar": "marscli, one token a forward"},
-        "data": str(config.dataset) if config.dataset else "built-in prompts",
+        "baselines": {
+            "hf": "transformers generate, greedy, KV cache, sdpa",
+            "hf-lookup": f"the same with prompt lookup of {LOOKUP_TOKENS} tokens",
+            "hf-assisted": f"the same with drafts of {config.draft}, the library's defaults",
+            "ar": "marscli, one token a forward",
+        },
+        "data": config.dataset or "built-in prompts",
         "prompts": {"used": len(prompts), "available": available, "partial": len(prompts) < available},
         "prompt_tokens": sum(map(len, prompts)),
     }
@@ -157,22 +204,10 @@ def _warn_of_cut_answers(cells: Sequence[Cell], ends: Sequence[int], limit: int)
         )
 
 
-def _require_a_runnable(cells: Sequence[Cell]) -> None:
+def _refuse_if_nothing_runs(cells: Sequence[Cell], error: type[MarsError]) -> None:
     if all(cell.skipped for cell in cells):
-        raise MarsError(
-            f"no method could run: {cells[0].skipped}", hint="choose other --methods; hf and ar run on every model"
-        )
-
-
-def plan(config: BenchConfig, checkpoint: Checkpoint) -> list[Cell]:
-    """The rows of the table, those that cannot run here marked with the reason."""
-    cells = []
-    for batch_size in config.batch_sizes:
-        for name in config.methods:
-            for setting in METHODS[name].settings(config, config.block_size or checkpoint.block_size):
-                reason = METHODS[name].refusal(checkpoint, setting, batch_size)
-                cells.append(Cell(setting, batch_size, skipped=reason))
-    return cells
+        reason = cells[0].skipped if cells else "the suite has no row for these methods, thresholds and batch sizes"
+        raise error(f"--methods: no method can run: {reason}", hint="choose others; hf and ar run on every model")
 
 
 def measure(
@@ -182,60 +217,60 @@ def measure(
     max_new_tokens: int,
     repeats: int,
     progress: Progress | None = None,
-    methods: dict[str, Method] = METHODS,
-    after_repeat: Callable[[], None] = lambda: None,
+    *,
+    draft: Checkpoint | None = None,
+    methods: Mapping[str, Open] = METHODS,
+    after_pass: Callable[[Cell, Pass], None] | None = None,
+    after_repeat: Callable[[], None] | None = None,
 ) -> None:
-    """Warm up each cell, then add `repeats` passes to each, interleaved.
+    """Warm up each cell, then bring each to `repeats` passes, interleaved.
 
-    A cell that runs out of memory is marked as skipped; the others go on.
+    A cell that runs out of memory, or that transformers refuses, is marked as skipped; the others go on.
     """
     gc.collect()
     gc.freeze()  # what lives already need not be searched for garbage in or between the passes
+    device = torch.device(checkpoint.device)
+    decoders: dict[int, Decoder] = {}
+
+    def turn(place: int, repeat: int) -> None:
+        cell = cells[place]
+        if cell.skipped or len(cell.passes) > (repeat if repeat >= 0 else repeats - 1):
+            return
+        try:
+            if repeat < 0:
+                decoders[place] = methods[cell.setting.method](checkpoint, cell.setting, cell.batch_size, draft)
+                decoders[place](prompts[: cell.batch_size], min(max_new_tokens, WARM_UP_TOKENS))
+                return
+            cell.passes.append(_watched(decoders[place], prompts, max_new_tokens, device))
+        except (RuntimeError, ValueError) as error:
+            cell.skipped = _reason(error, cell)
+            cell.passes.clear()
+            decoders.pop(place, None)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            return
+        if after_pass is not None:
+            after_pass(cell, cell.passes[-1])
+
     try:
-        _measure(cells, checkpoint, prompts, max_new_tokens, repeats, progress or (lambda: None), methods, after_repeat)
+        for repeat in range(-1, repeats):  # -1 is the warm-up
+            for place in _order(len(cells), repeat):
+                turn(place, repeat)
+                if progress is not None:
+                    progress()
+            if repeat >= 0 and after_repeat is not None:
+                after_repeat()
     finally:
         gc.unfreeze()
 
 
-def _measure(
-    cells: Sequence[Cell],
-    checkpoint: Checkpoint,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    repeats: int,
-    progress: Progress,
-    methods: dict[str, Method],
-    after_repeat: Callable[[], None],
-) -> None:
-    device = torch.device(checkpoint.device)
-    decoders: dict[int, Decoder] = {}
-    for repeat in range(-1, repeats):  # -1 is the warm-up
-        for place in _order(len(cells), repeat):
-            cell = cells[place]
-            try:
-                if cell.skipped:
-                    continue
-                if repeat < 0:
-                    decoders[place] = methods[cell.setting.method].open(checkpoint, cell.setting, cell.batch_size)
-                    decoders[place](prompts[: cell.batch_size], min(max_new_tokens, WARM_UP_TOKENS))
-                else:
-                    cell.passes.append(_watched(decoders[place], prompts, max_new_tokens, device))
-            except RuntimeError as error:
-                if not _out_of_memory(error):
-                    raise
-                cell.skipped = "out of memory"
-                cell.passes.clear()
-                decoders.pop(place, None)
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
-            finally:
-                progress()
-        if repeat >= 0:
-            after_repeat()
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+def _reason(error: RuntimeError | ValueError, cell: Cell) -> str:
+    """Why a row is skipped; errors that are no property of method and machine are raised again."""
+    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+        return "out of memory"
+    if isinstance(error, ValueError) and cell.setting.method in ("hf-lookup", "hf-assisted"):
+        return f"transformers refuses it: {str(error).splitlines()[0]}"
+    raise error
 
 
 def _order(count: int, repeat: int) -> Iterator[int]:
@@ -251,9 +286,12 @@ def _watched(decode: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: 
     return one
 
 
-def _encoded(config: BenchConfig, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """The prompts' token ids, before the weights are loaded; what does not fit the model is refused."""
-    _, context = checkpoints.load_settings(config.model, trust_remote_code=config.trust_remote_code)
+def _encoded(config: BenchConfig, prompts: Sequence[Prompt]) -> tuple[list[list[int]], MarsMetadata | None]:
+    """The prompts' token ids and what the checkpoint says of itself, before the weights are loaded.
+
+    What does not fit the model is refused.
+    """
+    mars, context = checkpoints.load_settings(config.model, trust_remote_code=config.trust_remote_code)
     tokenizer = checkpoints.load_tokenizer(config.tokenizer or config.model, trust_remote_code=config.trust_remote_code)
     encoded = encode_prompts(
         prompts,
@@ -272,7 +310,27 @@ def _encoded(config: BenchConfig, prompts: Sequence[Prompt]) -> list[list[int]]:
             f"{context} by {excess}",
             hint="lower --max-new-tokens or --prompt-tokens, or leave this prompt out",
         )
-    return encoded
+    return encoded, mars
+
+
+def _check_draft(config: BenchConfig) -> None:
+    """Refuse a small model that does not speak the model's tokens."""
+    assert config.draft is not None
+    checkpoints.check_model_source(config.draft, "--draft")
+    checkpoints.load_settings(config.draft, trust_remote_code=config.trust_remote_code)
+    vocabularies = []
+    for name in (config.tokenizer or config.model, config.draft):
+        tokenizer = checkpoints.load_tokenizer(name, trust_remote_code=config.trust_remote_code)
+        # MARS training may have added the mask token to one of them.
+        vocabularies.append({text: i for text, i in tokenizer.get_vocab().items() if i != tokenizer.mask_token_id})
+    ours, theirs = vocabularies
+    shared = ours.keys() & theirs.keys()
+    differing = [text for text in shared if ours[text] != theirs[text]]
+    if differing or len(shared) < 0.99 * len(ours):
+        raise InputError(
+            f"--draft {config.draft}: its tokenizer is not the model's",
+            hint="take a smaller model of the same family, or leave hf-assisted out of --methods",
+        )
 
 
 def _check_load(device: torch.device) -> float | None:
@@ -291,4 +349,4 @@ def _check_load(device: torch.device) -> float | None:
 
 def _save(result: BenchResult, folder: Path | None) -> None:
     if folder is not None:
-        report.write(result.meta, result.rows, result.labels, folder)
+        report.write(result.meta, result.rows, folder)
