@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 
+from marscli.checkpoint import MarsMetadata
+
 MASK, END = 1, 2
 VOCABULARY = 32
 
@@ -61,8 +63,11 @@ class ScriptedModel(nn.Module):
         return SimpleNamespace(logits=self.head(logits))
 
 
+METADATA = MarsMetadata(block_size=4, ar_weight=1.0, base_model="scripted", mask_token_id=MASK)
+
+
 def scripted_checkpoint(model: ScriptedModel, *, trained: bool = True) -> SimpleNamespace:
-    """What methods and runner use of a checkpoint."""
+    """What methods and runner use of a checkpoint; `METADATA` is what its config.json would say."""
     return SimpleNamespace(
         model=model,
         tokenizer=None,

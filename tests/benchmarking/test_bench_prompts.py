@@ -27,20 +27,22 @@ def test_rows_of_all_kinds(tmp_path):
             {"question": "two", "answer": "so\n#### 1,234"},
             {"messages": [{"role": "user", "content": "three"}, {"role": "assistant", "content": "left out"}]},
             {"prompt": "four", "answer": 5},
+            {"instruction": "five", "input": "with this", "output": "left out"},
         ],
     )
-    prompts, available = load_prompts(path, 16)
-    assert available == 4
-    assert [prompt.answer for prompt in prompts] == [None, 1234.0, None, 5.0]
+    prompts, available = load_prompts(str(path), 16)
+    assert available == 5
+    assert [prompt.answer for prompt in prompts] == [None, 1234.0, None, 5.0, None]
     tokenizer = make_tokenizer()
     ids = encode_prompts(prompts, tokenizer, context_length=100)
     texts = [tokenizer.decode(one) for one in ids]
     assert texts[0] == "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
     assert "left out" not in texts[2]
+    assert "five\n\nwith this<" in texts[4]
     plain = encode_prompts(prompts[:2], tokenizer, context_length=100, chat_template=False)
     assert [tokenizer.decode(one) for one in plain] == ["one", "two"]
-    assert load_prompts(path, 2)[1] == 4
-    assert len(load_prompts(path, 2)[0]) == 2
+    assert load_prompts(str(path), 2)[1] == 5
+    assert len(load_prompts(str(path), 2)[0]) == 2
 
 
 def test_synthetic_lengths():
@@ -55,20 +57,20 @@ def test_synthetic_lengths():
     ("text", "names", "culprit"),
     [
         ("", "", "no rows"),
-        ('{"prompt": "a"}\n{"prompt": \n', "line 2", "not valid JSON"),
-        ('\n["a"]\n', "line 2", "not a JSON object"),
-        ('{"text": "a"}\n', "line 1", "'text'"),
-        ('{"prompt": 3}\n', "line 1", "prompt"),
-        ('{"messages": []}\n', "line 1", "messages"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}\n', "line 1", "messages"),
-        ('{"messages": "hello"}\n', "line 1", "messages"),
+        ('{"prompt": "a"}\n{"prompt": \n', ":2", "not a JSON line"),
+        ('\n["a"]\n', ":2", "a JSON object is expected"),
+        ('{"text": "a"}\n', ":1", "'text'"),
+        ('{"prompt": 3}\n', ":1", "prompt"),
+        ('{"messages": []}\n', ":1", "messages"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}\n', ":1", "messages"),
+        ('{"messages": "hello"}\n', ":1", "messages"),
     ],
 )
 def test_bad_files_name_file_and_line(tmp_path, text, names, culprit):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     with pytest.raises(InputError) as error:
-        load_prompts(path, 16)
+        load_prompts(str(path), 16)
     for part in ("--dataset", str(path), names, culprit):
         assert part in error.value.message
     assert error.value.hint
@@ -77,7 +79,7 @@ def test_bad_files_name_file_and_line(tmp_path, text, names, culprit):
 def test_a_missing_file_and_a_folder(tmp_path):
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(InputError, match="--dataset"):
-            load_prompts(path, 16)
+            load_prompts(str(path), 16)
 
 
 def test_numbers():
@@ -94,7 +96,7 @@ def test_numbers():
 def test_checks_are_made_only_where_there_is_an_answer(tmp_path):
     tokenizer = make_tokenizer()
     path = write_rows(tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": "b", "answer": "#### 12"}])
-    none, twelve = checks(load_prompts(path, 16)[0], tokenizer)
+    none, twelve = checks(load_prompts(str(path), 16)[0], tokenizer)
     assert none is None
     assert twelve(tokenizer("it is 12.").input_ids)
     assert not twelve(tokenizer("it is 13").input_ids)

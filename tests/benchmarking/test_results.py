@@ -10,7 +10,11 @@ from marscli.benchmarking.results import FIELDS, Cell, Pass, Setting, first_diff
 
 def cell(method, seconds, outputs, forwards, batch_size=1, **setting):
     made = Cell(Setting(method, **setting), batch_size)
-    made.passes = [Pass(outputs, forwards, s, s / 4, prefill_tokens=2, peak_memory_mb=s) for s in seconds]
+    counts = {"steps": 3, "step_width": 2.5, "tokens_by_offset": [sum(forwards), 1]}
+    made.passes = [
+        Pass(outputs, forwards, s, s / 4, prefill_tokens=2, first_token_seconds=s / 8, peak_memory_mb=s, **counts)
+        for s in seconds
+    ]
     return made
 
 
@@ -34,6 +38,11 @@ def test_medians_spread_and_both_baselines():
     assert row["agrees_with_ar"] == 0.5
     assert row["first_difference"] == 1
     assert row["peak_memory_mb"] == 3.0
+    assert row["first_token_seconds"] == 0.125
+    assert row["step_milliseconds"] == 250.0
+    assert row["step_width"] == 2.5
+    assert row["acceptance_by_offset"] == [1.0, 1 / 3]
+    assert row["floor_milliseconds"] is None
     assert rows[3]["speedup_vs_hf"] is None, "another batch size is no baseline"
     assert rows[3]["agrees_with_ar"] is None
 
@@ -42,6 +51,13 @@ def test_accuracy_counts_only_prompts_with_a_reference():
     made = cell("ar", [1.0], [[1], [2], [3]], [1, 1, 1])
     (row,) = table_rows([made], [lambda ids: ids == [1], None, lambda ids: ids == [1]])
     assert row["accuracy"] == 0.5
+
+
+def test_the_floor_is_that_of_one_models_weights():
+    cells = [cell(method, [1.0], [[1]], [1]) for method in ("ar", "hf-assisted")]
+    ar, assisted = table_rows([*cells, Cell(Setting("hf"), 1, skipped="no")], floor_seconds=0.5)[:2]
+    assert ar["floor_milliseconds"] == 500
+    assert assisted["floor_milliseconds"] is None
 
 
 def test_skipped_row_and_csv():
@@ -53,6 +69,7 @@ def test_skipped_row_and_csv():
     assert read[0]["skipped"] == "no, it cannot"
     assert read[0]["tokens"] == ""
     assert float(read[1]["seconds"]) == 1.0
+    assert read[1]["acceptance_by_offset"] == "1.0 1.0"
 
 
 def test_exact_threshold_is_a_number_in_each_measure():
@@ -72,3 +89,6 @@ def test_labels():
     assert Setting("threshold").label == "threshold exact"
     assert Setting("threshold", 0.95).label == "threshold τ=0.95"
     assert Setting("threshold", 0.3, "entropy").label == "threshold entropy τ=0.3"
+    assert Setting("verified", None, "entropy").label == "verified exact"
+    assert Setting("block-cache", 0.5, cache="block", cache_block=16).label == "block-cache 16 τ=0.5"
+    assert Setting("jacobi", draft_tokens=3).label == "jacobi"

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from marscli.benchmarking.methods import Method
 from marscli.benchmarking.results import Cell, Pass, Setting
 from marscli.benchmarking.runner import measure
 
@@ -14,7 +13,7 @@ PROMPTS = [[1], [2], [3]]
 
 
 def recording(log, name, error=None, fails_at=None):
-    def open_(checkpoint, setting, batch_size):
+    def open_(checkpoint, setting, batch_size, draft):
         def decode(prompts, max_new_tokens):
             log.append((name, batch_size, len(prompts), max_new_tokens))
             if error is not None and len(log) == fails_at:
@@ -23,7 +22,7 @@ def recording(log, name, error=None, fails_at=None):
 
         return decode
 
-    return Method(name, lambda config, block: [Setting(name)], lambda *_: None, open_)
+    return open_
 
 
 def test_passes_alternate_between_methods_and_every_second_repeat_runs_backwards():
@@ -65,3 +64,28 @@ def test_skipped_cells_are_left_alone():
     measure([cell], CHECKPOINT, PROMPTS, 4, 2, methods={"a": recording(log, "a")})
     assert not log
     assert cell.skipped == "because"
+
+
+def test_what_transformers_refuses_is_a_row_with_the_reason_and_only_there():
+    refusal = ValueError("no such cache\nmore")
+    for name, raises in (("hf-lookup", False), ("ar", True)):
+        cell = Cell(Setting(name), 1)
+        methods = {name: recording([], name, refusal, 1)}
+        if raises:
+            with pytest.raises(ValueError, match="no such cache"):
+                measure([cell], CHECKPOINT, PROMPTS, 4, 1, methods=methods)
+        else:
+            measure([cell], CHECKPOINT, PROMPTS, 4, 1, methods=methods)
+            assert cell.skipped == "transformers refuses it: no such cache"
+
+
+def test_cells_with_passes_are_brought_to_the_number_asked_for_and_each_pass_is_told():
+    log, told = [], []
+    methods = {name: recording(log, name) for name in "abc"}
+    cells = [Cell(Setting(name), 1) for name in "abc"]
+    done = Pass([[7]] * 3, [1] * 3, 1.0, 0.5, 3)
+    cells[0].passes, cells[1].passes = [done, done], [done]
+    measure(cells, CHECKPOINT, PROMPTS, 4, 2, methods=methods, after_pass=lambda cell, _: told.append(cell))
+    assert [len(cell.passes) for cell in cells] == [2, 2, 2]
+    assert [name for name, *_ in log] == ["c", "b", "c", "c", "b"], "warm-ups backwards, then two repeats"
+    assert [cell.setting.method for cell in told] == ["c", "c", "b"]

@@ -128,7 +128,7 @@ class BenchConfig:
         set_(self, "methods", tuple(name for name in METHODS if name in named))
         for name in ("batch_sizes", "cache_blocks"):
             set_(self, name, tuple(sorted(set(_integers(_flag(name), getattr(self, name))))))
-        set_(self, "thresholds", tuple(_plain(value) for value in self.thresholds))
+        set_(self, "thresholds", _distinct(_plain(value) for value in self.thresholds))
         set_(self, "model", str(self.model))
         set_(self, "output_dir", None if self.output_dir is None else Path(self.output_dir))
         set_(self, "dataset", None if self.dataset is None else str(self.dataset))

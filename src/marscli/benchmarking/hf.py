@@ -98,9 +98,11 @@ def _drafting(setting: Setting, checkpoint: Checkpoint, draft: Checkpoint | None
     if setting.method == "hf-assisted":
         assert draft is not None, "`plan` asks for one"
         sizes = {one.model.config.get_text_config().vocab_size for one in (checkpoint, draft)}
+        if len(sizes) == 1:
+            return {"assistant_model": draft.model}
         # Families pad their embeddings to different sizes; transformers then wants to compare the tokenizers itself.
         tokenizers = {"tokenizer": checkpoint.tokenizer, "assistant_tokenizer": draft.tokenizer}
-        return {"assistant_model": draft.model, **(tokenizers if len(sizes) > 1 else {})}
+        return {"assistant_model": draft.model, **tokenizers}
     return {}
 
 

@@ -142,7 +142,7 @@ def place_labels(figure: Figure, labels: Sequence[PointLabel]) -> None:
     figure.draw_without_rendering()  # settles where the panels are
     renderer: Any = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     drawn = {ax: [box for line in ax.lines for box in _boxes(line, figure.dpi / 72)] for ax in figure.axes}
-    texts: dict[Axes, list[Bbox]] = {}
+    taken: dict[Axes, list[Bbox]] = {ax: [] for ax in figure.axes}
     for label in labels:
         note = label.ax.annotate(
             label.text,
@@ -156,20 +156,28 @@ def place_labels(figure: Figure, labels: Sequence[PointLabel]) -> None:
             annotation_clip=False,
         )
         note.set_in_layout(False)
-        taken = texts.setdefault(label.ax, [])
-        inside = label.ax.get_window_extent()
-
-        def cost(
-            choice: tuple[float, float, float], note: Any = note, taken: Any = taken, inside: Any = inside
-        ) -> float:
-            _move(note, *choice)
-            box = note.get_window_extent(renderer).padded(1.5)
-            outside = box.width * box.height - _overlap(box, [inside])
-            return 4 * (_overlap(box, taken) + outside) + _overlap(box, drawn[note.axes])
-
+        size = note.get_window_extent(renderer).padded(1.5)
+        point = label.ax.transData.transform((label.x, label.y))
         # Of equally good places min takes the first: the nearest, to the right, where quality falls.
-        _move(note, *min(((distance, *side) for distance in _DISTANCES for side in _SIDES), key=cost))
-        taken.append(note.get_window_extent(renderer).padded(1.5))
+        places = ((distance, *side) for distance in _DISTANCES for side in _SIDES)
+        boxes = [(place, _box(point, size, place, figure.dpi / 72)) for place in places]
+        inside, others = [label.ax.get_window_extent()], (taken[label.ax], drawn[label.ax])
+        place, box = min(boxes, key=lambda choice: _cost(choice[1], inside, *others))
+        _move(note, *place)
+        taken[label.ax].append(box)
+
+
+def _cost(box: Bbox, inside: Sequence[Bbox], texts: Sequence[Bbox], drawn: Sequence[Bbox]) -> float:
+    outside = box.width * box.height - _overlap(box, inside)
+    return 4 * (_overlap(box, texts) + outside) + _overlap(box, drawn)
+
+
+def _box(point: Any, size: Bbox, place: tuple[float, float, float], pixels: float) -> Bbox:
+    """Where a text of this size lies once it is moved to a place; see `_move`."""
+    distance, x, y = place
+    left = point[0] + x * distance * pixels - size.width * (0 if x > 0 else 1 if x < 0 else 0.5)
+    bottom = point[1] + y * distance * pixels - size.height * (0 if y > 0 else 1 if y < 0 else 0.5)
+    return Bbox.from_bounds(left, bottom, size.width, size.height)
 
 
 def _boxes(line: Line2D, pixels: float) -> Iterator[Bbox]:
