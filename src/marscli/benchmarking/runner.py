@@ -100,7 +100,7 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
         log = PassLog(folder, identity(config, ids, _machine(device)), cells, resume=config.resume) if folder else None
         if any(cell.passes for cell in cells):
             logger.info("going on after %d passes", sum(len(cell.passes) for cell in cells))
-        checkpoint = _load(config, config.model, config.tokenizer)
+        checkpoint = _load(config, config.model, tokenizer=config.tokenizer, block_size=config.block_size)
         draft = _load(config, config.draft) if draft_wanted and config.draft else None
         torch.manual_seed(config.seed)
         bandwidth, weights = measure_bandwidth(checkpoint.device), weight_bytes(checkpoint.model)
@@ -161,13 +161,9 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
         return done
 
 
-def _load(config: BenchConfig, name: str, tokenizer: str | None = None) -> Checkpoint:
+def _load(config: BenchConfig, name: str, **options: Any) -> Checkpoint:
     return checkpoints.load(
-        name,
-        tokenizer=tokenizer,
-        device=config.device,
-        dtype=config.dtype,
-        trust_remote_code=config.trust_remote_code,
+        name, device=config.device, dtype=config.dtype, trust_remote_code=config.trust_remote_code, **options
     )
 
 

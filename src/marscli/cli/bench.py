@@ -115,17 +115,7 @@ def bench(
         ),
     ] = None,
     block_size: options.BlockSize = None,
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--draft-tokens",
-            metavar="N",
-            help="Masks a group and drafts a step of verified, guesses of jacobi. Default: chosen by what pays in "
-            "exact mode, B - 1 below.",
-            show_default=False,
-            rich_help_panel=options.DECODING,
-        ),
-    ] = None,
+    draft_tokens: options.DraftTokens = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -173,10 +163,7 @@ def bench(
     chat_template: options.ChatTemplate = None,
     system: options.System = None,
     force: options.Force = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with a run that was broken off.", rich_help_panel=options.DATA),
-    ] = False,
+    resume: options.Resume = False,
     json: options.Json = False,
     compare: Annotated[
         tuple[Path, Path] | None,
