@@ -1,6 +1,7 @@
 """Counts by hand on a scripted model; transformers' generate against our one-token mode."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from marscli.benchmarking.config import METHODS as NAMES
 from marscli.benchmarking.config import BenchConfig
 from marscli.benchmarking.hf import LOOKUP_TOKENS, cut_after_end, left_padded
+from marscli.benchmarking.margins import note_margins
 from marscli.benchmarking.methods import METHODS
 from marscli.benchmarking.plan import plan
-from marscli.benchmarking.results import Setting, table_rows
+from marscli.benchmarking.results import Cell, Setting, table_rows
 from marscli.benchmarking.runner import measure
 
 UNSURE = {5: 0.5, 9: 0.2, 11: 0.1}
@@ -205,3 +207,20 @@ def test_lookup_and_assisted_decoding_write_what_greedy_decoding_writes(tiny):
     assert sum(done.forwards) < 0.6 * sum(plain.forwards), "a copy's drafts are right"
     assert len(done.tokens_by_offset) > 1
     assert tiny.generation_config.num_assistant_tokens is None
+
+
+def test_the_margin_at_a_first_difference_is_that_of_the_two_tokens(tiny):
+    checkpoint = tiny_checkpoint(tiny, None, ())
+    prompts = MIXED[:2]
+    right = run(checkpoint, Setting("ar"), prompts, 1, 6)
+    outputs = [list(output) for output in right.outputs]
+    outputs[1][2] = 5
+    settings = [Setting("ar"), Setting("hf"), Setting("verified"), Setting("threshold", 0.9)]
+    cells = [Cell(setting, 1, [replace(right, outputs=outputs)]) for setting in settings]
+    cells[0].passes, cells[1].passes = [right], [right]
+    note_margins(cells, checkpoint, prompts)
+    with torch.inference_mode():
+        logits = tiny(torch.tensor([prompts[1] + right.outputs[1][:2]])).logits[0, -1].log_softmax(-1)
+    expected = float(logits[right.outputs[1][2]] - logits[5])
+    assert [cell.largest_margin for cell in cells] == [None, None, pytest.approx(expected, abs=1e-4), None]
+    assert expected > 0

@@ -59,7 +59,7 @@ class _StepSizes(BaseStreamer):
 
 
 @contextmanager
-def _stock(model: Any) -> Iterator[None]:
+def stock(model: Any) -> Iterator[None]:
     """The model as transformers runs it best and plainly: sdpa attention, no penalties of its generation config."""
     attention, defaults = model.config._attn_implementation, model.generation_config
     model.generation_config = GenerationConfig()
@@ -136,7 +136,7 @@ def open_hf(checkpoint: Checkpoint, setting: Setting, batch_size: int, draft: Ch
         first_tokens: list[float] = []
         with ExitStack() as stack:
             for stock in (model, *([drafting["assistant_model"]] if "assistant_model" in drafting else [])):
-                stack.enter_context(_stock(stock))
+                stack.enter_context(stock(stock))
             calls = stack.enter_context(ModelCalls(model, device))
             synchronize(device)
             start = time.perf_counter()

@@ -130,7 +130,7 @@ def table(meta: dict[str, Any], rows: Sequence[dict[str, Any]], *, details: bool
     kept = [place for place, column in enumerate(columns) if details or column not in DETAILS]
     shown = Table(
         title=headline(meta),
-        caption="\n".join([*notes, _caption(meta)]),
+        caption="\n".join([*notes, *_margin(rows), _caption(meta)]),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title_justify="left",
@@ -162,6 +162,14 @@ def _caption(meta: dict[str, Any]) -> str:
     return "INTERRUPTED: fewer repeats than asked for\n" + text if meta["interrupted"] else text
 
 
+def _margin(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What a lossless row that is not the same as ar must answer for."""
+    margins = [row["largest_margin"] for row in rows if row["largest_margin"] is not None]
+    if not margins:
+        return []
+    return [f"lossless rows differ from ar only where two tokens' log-probabilities are within {max(margins):.2g} nats"]
+
+
 def _floor(meta: dict[str, Any]) -> str:
     weights, bandwidth = meta["weights_mb"], meta["bandwidth_gb_per_second"]
     return f"floor = {weights:.4g} MB of weights at {bandwidth:.3g} GB/s: {weights / bandwidth:.3g} ms a step"
@@ -178,7 +186,7 @@ def markdown(meta: dict[str, Any], rows: Sequence[dict[str, Any]], pictures: Seq
         headline(meta) + ".",
         "**Interrupted: some rows have fewer repeats than asked for, or none.**" if meta["interrupted"] else "",
         markdown_table(columns, lines),
-        "\n".join(f"{note}  " for note in notes),
+        "\n".join(f"{note}  " for note in [*notes, *_margin(rows)]),
         *(f"![{PICTURES[name]}]({name})" for name in pictures),
         "## What the columns say",
         "\n".join(f"* **{column}**: {COLUMNS[column]}" for column in columns),

@@ -113,6 +113,7 @@ class Cell:
     batch_size: int
     passes: list[Pass] = field(default_factory=list)
     skipped: str | None = None
+    largest_margin: float | None = None  # see ``margins.py``
 
 
 FIELDS = (
@@ -143,6 +144,7 @@ FIELDS = (
     "speedup_vs_ar",
     "agrees_with_ar",
     "first_difference",
+    "largest_margin",
     "accuracy",
     "peak_memory_mb",
     "repeats",
@@ -212,6 +214,7 @@ def _row(cell: Cell, hf: Cell | None, ar: Cell | None, correct: Sequence[Check |
         "step_width": _median(one.step_width for one in cell.passes),
         "speedup_vs_hf": speed(cell) / speed(hf) if hf else None,
         "speedup_vs_ar": speed(cell) / speed(ar) if ar else None,
+        "largest_margin": cell.largest_margin,
         "accuracy": _accuracy(first.outputs, correct),
         "peak_memory_mb": max((m for one in cell.passes if (m := one.peak_memory_mb) is not None), default=None),
     }

@@ -23,6 +23,7 @@ from marscli.benchmarking import report
 from marscli.benchmarking.bandwidth import measure_bandwidth, weight_bytes
 from marscli.benchmarking.config import BenchConfig
 from marscli.benchmarking.hf import LOOKUP_TOKENS
+from marscli.benchmarking.margins import note_margins
 from marscli.benchmarking.memory import peak_megabytes, start_watching
 from marscli.benchmarking.methods import METHODS, Decoder, Open
 from marscli.benchmarking.passes import FILE as PASSES
@@ -156,6 +157,7 @@ def run_bench(config: BenchConfig, *, progress: Progress | None = None) -> Bench
         _refuse_if_nothing_runs(cells, MarsError)
         if correct:
             _warn_of_cut_answers(cells, checkpoint.eos_token_ids, config.max_new_tokens)
+        note_margins(cells, checkpoint, ids)
         done = result(interrupted=False)
         _save(done, folder)
         return done
