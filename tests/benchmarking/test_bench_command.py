@@ -140,6 +140,7 @@ def test_quick_exists_and_is_small(trained, tmp_path):
         (["--block-size", "0"], "--block-size"),
         (["--batch-sizes", "1,4"], "--batch-sizes: 4 rows need as many prompts"),
         (["-d", "missing.jsonl"], "missing.jsonl"),
+        (["-d", "no/such-set"], "--dataset no/such-set"),
         (["--threshhold", "1"], "--threshhold"),
         (["-m", "no/such/folder/here"], "no/such/folder/here"),
         (["-o", "/proc/none"], "/proc/none"),
@@ -232,6 +233,9 @@ def test_a_run_that_was_killed_goes_on(trained, tmp_path, capsys, monkeypatch):
     made.clear()
     assert run([*command, "--resume"]) == 0, "a run that is complete is shown again"
     assert not made
+    log.unlink()
+    assert run([*command, "--resume"]) == 2, "results without their passes are not replaced"
+    assert "no passes.jsonl to go on from" in capsys.readouterr().err
 
 
 def test_python_function_has_the_same_defaults_and_needs_no_folder(trained, tmp_path, monkeypatch):

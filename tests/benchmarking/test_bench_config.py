@@ -1,5 +1,6 @@
 """Options are checked before anything is loaded; which rows they make."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,9 @@ def test_masks_and_guesses_of_each_method():
     assert [row["draft_tokens"] for row in table_rows(plan(config, TRAINED))] == [0, 3, None, 3, 3]
     fixed = BenchConfig("m", methods="threshold,verified,jacobi", thresholds="exact,0.9", batch_sizes=1, draft_tokens=2)
     assert [row["draft_tokens"] for row in table_rows(plan(fixed, TRAINED))] == [0, 3, 2, 2, 2]
-    assert [row["draft_tokens"] for row in table_rows(plan(fixed, None))][-1] == 2
+    untrained = table_rows(plan(replace(fixed, block_size=4), None))
+    assert [row["draft_tokens"] for row in untrained] == [0, 0, 0, 0, 2], "no mask token, no masks"
+    assert [row["skipped"] is None for row in untrained] == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize(

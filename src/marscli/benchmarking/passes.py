@@ -45,6 +45,11 @@ class PassLog:
     def __init__(self, folder: Path, identity: Mapping[str, Any], cells: Sequence[Cell], *, resume: bool) -> None:
         self._path = folder / FILE
         self._unwritten: list[str] | None = [to_json({"identity": identity})]
+        if resume and not self._path.is_file() and (folder / "results.json").exists():
+            raise InputError(
+                f"--resume: {folder} holds results, but no {FILE} to go on from",
+                hint="choose another folder, or use --force instead to replace them",
+            )
         if resume and self._path.is_file():
             header, *saved = _complete_lines(self._path)
             _refuse_differences(header.get("identity", {}), json.loads(self._unwritten[0])["identity"], folder)
@@ -70,7 +75,7 @@ def _key(cell: Cell) -> dict[str, Any]:
 
 def _complete_lines(path: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:

@@ -22,11 +22,10 @@ def plan(config: BenchConfig, mars: MarsMetadata | None) -> list[Cell]:
         config: What is asked for.
         mars: What the checkpoint says of itself; None: never MARS-trained.
     """
-    block_size = config.block_size or (mars.block_size if mars else None)
     cells = []
     for batch_size in config.batch_sizes:
         for method in config.methods:
-            for setting in _settings(method, config, block_size):
+            for setting in _settings(method, config, mars):
                 if config.suite is None or in_suite(setting, batch_size, config):
                     cells.append(Cell(setting, batch_size, skipped=_refusal(setting, batch_size, mars, config.draft)))
     return cells
@@ -37,28 +36,33 @@ def passes(config: BenchConfig) -> int:
     return len(plan(config, None)) * (config.repeats + 1)
 
 
-def _settings(method: str, config: BenchConfig, block_size: int | None) -> Iterator[Setting]:
+def _settings(method: str, config: BenchConfig, mars: MarsMetadata | None) -> Iterator[Setting]:
     """The lines that a method has in the table at each batch size."""
+    block_size = config.block_size or (mars.block_size if mars else None)
     if method.startswith("hf"):
         yield Setting(method, cache="dynamic")
     elif method == "ar":
         yield Setting(method)
     elif method == "jacobi":
-        guesses = config.draft_tokens if config.draft_tokens is not None else (block_size or 0) - 1
-        yield Setting(method, draft_tokens=guesses if guesses >= 0 else UNTRAINED_GUESSES)
+        guesses = UNTRAINED_GUESSES if block_size is None else block_size - 1
+        yield Setting(method, draft_tokens=guesses if config.draft_tokens is None else config.draft_tokens)
     else:
         cache = {"block-cache": "block", "no-cache": "none"}.get(method, "row")
-        block = block_size or 1
+        block = block_size or 1 if mars else 1  # without masks exact decoding is ar's
         for size in config.cache_blocks if cache == "block" else (None,):
             for confidence, threshold in config.points:
-                drafts: int | None = block - 1
-                if method == "verified":
-                    drafts = config.draft_tokens
-                    if drafts is None and threshold is not None:
-                        drafts = block - 1
-                elif threshold is None:
-                    drafts = 0
-                yield Setting(method, threshold, confidence, block, drafts, cache, size)
+                yield Setting(
+                    method, threshold, confidence, block, _drafts(method, threshold, block, config), cache, size
+                )
+
+
+def _drafts(method: str, threshold: float | None, block: int, config: BenchConfig) -> int | None:
+    """Masks a group; None where the engine chooses."""
+    if block == 1 or (method != "verified" and threshold is None):
+        return 0
+    if method == "verified" and (config.draft_tokens is not None or threshold is None):
+        return config.draft_tokens
+    return block - 1
 
 
 def in_suite(setting: Setting, batch_size: int, config: BenchConfig) -> bool:
