@@ -48,6 +48,9 @@ COUNTS = {
     # Row 0: 3 4 | 5 6 7 8 | 9 10, of which 5 was drafted at offset 2 and verified: 0 1 | 2 0 1 2 | 0 1.
     # Row 1: 5 6 7 | 8 | 9 10 11 12, of which 9 and 10 were drafts: 0 1 2 | 0 | 1 2 0 1.
     "verified": (wide("verified", 0.9, 2), [3, 3], [6, 6, 4], None),
+    # The last prompt token is guessed to come twice more, and so it does, once: 6 7 | 8 9 | …, each time one guess is
+    # right, since what stands behind a wrong guess is the script's token all the same.
+    "jacobi": (Setting("jacobi", draft_tokens=2), [4, 4], [8, 8], None),
 }
 
 
@@ -65,6 +68,21 @@ def test_counts_are_those_that_the_script_allows(name, batch_size):
         assert done.step_width == width
     assert 0 < done.first_token_seconds <= done.prefill_seconds < done.seconds
     assert checkpoint.model.calls == sum(forwards) // batch_size
+
+
+def test_rows_of_a_block_cache_move_together():
+    """Row 0: 3 | 4 | 5 6 | 7 | 8 | 9 10, row 1: 5 | 6 7 8 | waits | 9 | 10 | 11 12, all four positions every time."""
+    checkpoint = scripted_checkpoint(ScriptedModel(UNSURE))
+    setting = wide("block-cache", cache="block", cache_block=4)
+    done = run(checkpoint, setting)
+    assert done.outputs == RIGHT
+    assert done.forwards == [6, 5]
+    assert done.tokens_by_offset == [11, 4, 1]
+    assert (done.steps, done.step_width) == (5, 4)
+    assert checkpoint.model.calls == 6
+    alone = run(checkpoint, setting, batch_size=1)
+    assert alone.outputs == RIGHT
+    assert alone.forwards == [6, 5]
 
 
 def test_end_of_sequence_inside_a_step_ends_the_count():

@@ -21,6 +21,7 @@ from marscli.benchmarking.memory import synchronize
 from marscli.benchmarking.results import Pass, Setting
 from marscli.checkpoint import Checkpoint
 from marscli.core.decoding import Engine, Request, StepRecord, decode
+from marscli.core.engines import make_engine
 from marscli.core.params import DecodingParams
 
 Prompts = Sequence[Sequence[int]]
@@ -73,13 +74,15 @@ def open_engine(checkpoint: Checkpoint, setting: Setting, batch_size: int, draft
 
 
 def _engine(checkpoint: Checkpoint, setting: Setting, batch_size: int) -> Engine:
-    return Engine(
+    return make_engine(
         checkpoint.model,
         mask_token_id=checkpoint.mask_token_id,
         eos_token_ids=checkpoint.eos_token_ids,
         context_length=checkpoint.context_length,
         max_rows=batch_size,
         cache=setting.cache,  # type: ignore[arg-type]
+        jacobi=setting.method == "jacobi",
+        **({} if setting.cache_block is None else {"cache_block": setting.cache_block}),
     )
 
 
