@@ -135,8 +135,8 @@ def open_hf(checkpoint: Checkpoint, setting: Setting, batch_size: int, draft: Ch
         widths: list[int] = []
         first_tokens: list[float] = []
         with ExitStack() as stack:
-            for stock in (model, *([drafting["assistant_model"]] if "assistant_model" in drafting else [])):
-                stack.enter_context(stock(stock))
+            for each in (model, *([drafting["assistant_model"]] if "assistant_model" in drafting else [])):
+                stack.enter_context(stock(each))
             calls = stack.enter_context(ModelCalls(model, device))
             synchronize(device)
             start = time.perf_counter()
