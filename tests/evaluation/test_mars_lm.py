@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from contextlib import contextmanager
 
@@ -11,7 +10,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tiny_lm import ScriptedModel, make_model
 
-from marscli.errors import MarsError
+from marscli.errors import InputError, MarsError
 from marscli.evaluation.lm import MarsLM, StopStrings
 
 WORDS = ["Anna", "has", "3", "apples", "\n", "and", "green", "boxes", "12", "*", "5", "é", "🙂"]
@@ -44,7 +43,8 @@ def reference(model, tokenizer):
     model.generation_config.suppress_tokens = None
 
 
-def test_exact_answers_are_those_of_lm_evals_own_model(mars, reference):
+@pytest.mark.parametrize("verified", [{}, {"verify": True}, {"verify": True, "draft_tokens": 1}])
+def test_exact_answers_are_those_of_lm_evals_own_model(mars, reference, verified):
     settings = [
         {"until": ["Question:", "\n\n"], "max_gen_toks": 40, "do_sample": False},
         {"until": [" a", "1"], "max_gen_toks": 17},
@@ -52,12 +52,13 @@ def test_exact_answers_are_those_of_lm_evals_own_model(mars, reference):
         {"max_gen_toks": 30, "until": ["<|im_start|>", "e"]},
     ]
     asked = requests(24, [settings[i % 4] for i in range(24)])
-    mine = mars()
+    mine = mars(**verified)
     assert mine.generate_until(asked) == reference.generate_until(asked, disable_tqdm=True)
     answers = mine.take_usage().answers
     assert len(answers) == 24
     assert {answer.finish_reason for answer in answers} == {"stop", "length"}
-    assert all(answer.forwards == len(answer.tokens) for answer in answers)  # one token a forward
+    if not verified:
+        assert all(answer.forwards == len(answer.tokens) for answer in answers)  # one token a forward
 
 
 def test_likelihoods_are_those_of_lm_evals_own_model(mars, model, tokenizer):
@@ -75,14 +76,15 @@ def test_likelihoods_are_those_of_lm_evals_own_model(mars, model, tokenizer):
     assert not mine.take_usage().answers
 
 
-@pytest.mark.parametrize("threshold", [None, 0.9, 0.3, 0.05])
-def test_a_row_in_a_batch_is_that_row_alone(mars, threshold):
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("threshold", [None, 0.9, 0.05])
+def test_a_row_in_a_batch_is_that_row_alone(mars, threshold, verify):
     asked = requests(7, {"until": ["\n", "ap"], "max_gen_toks": 11}, seed=3)
-    together, alone = mars(batch_size=4), mars(batch_size=1)
+    together, alone = mars(batch_size=4, verify=verify), mars(batch_size=1, verify=verify)
     together.threshold = alone.threshold = threshold
     assert together.generate_until(asked) == [alone.generate_until([one])[0] for one in asked]
-    cost = [(a.instance.doc_id, a.tokens, a.forwards) for a in together.take_usage().answers]
-    assert sorted(cost) == [(a.instance.doc_id, a.tokens, a.forwards) for a in alone.take_usage().answers]
+    cost = [(a.question.index, a.tokens, a.forwards) for a in together.take_usage().answers]
+    assert [c[1:] for c in cost] == [(a.tokens, a.forwards) for a in alone.take_usage().answers]
     assert all(len(tokens) <= 11 for _, tokens, _ in cost)
 
 
@@ -164,7 +166,7 @@ def test_long_prompts_lose_their_left_end_as_in_lm_eval(tokenizer, usual_eos):
     asked = requests(6, {"until": [], "max_gen_toks": 30})
     assert mine.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
     lengths = {i: len(tokenizer.encode(one.args[0])) for i, one in enumerate(asked)}
-    cut = {answer.instance.doc_id: answer.prompt_cut for answer in mine.take_usage().answers}
+    cut = {answer.question.doc_id: answer.prompt_cut for answer in mine.take_usage().answers}
     assert cut == {i: max(0, n - 34) for i, n in lengths.items()}
     assert any(cut.values())
     mine.loglikelihood([Instance("loglikelihood", {}, ("red " * 100, c), 0) for c in (" a", " b")], disable_tqdm=True)
@@ -174,7 +176,7 @@ def test_long_prompts_lose_their_left_end_as_in_lm_eval(tokenizer, usual_eos):
     assert "--max-new-tokens" in caught.value.hint
 
 
-def test_sampling_settings_and_unknown_ones(mars, caplog):
+def test_sampling_settings_and_unknown_ones(mars):
     lm = mars()
     greedy, sampled = {"until": [], "max_gen_toks": 12}, {"do_sample": True, "temperature": 3.0, "top_p": 0.9}
     prompt = requests(1, greedy)
@@ -185,12 +187,19 @@ def test_sampling_settings_and_unknown_ones(mars, caplog):
     assert lm.generate_until(requests(1, {**greedy, "do_sample": False, "temperature": 0.7})) == lm.generate_until(
         prompt
     )
-    with caplog.at_level(logging.WARNING):
-        lm.generate_until(requests(2, {**greedy, "num_beams": 1, "repetition_penalty": 1.3}))
-    assert [r.getMessage() for r in caplog.records if "repetition_penalty" in r.getMessage()] == [
-        "task asks for the generation setting repetition_penalty=1.3, which is ignored"
-    ]
-    assert "num_beams" not in caplog.text
+    neutral = {"num_beams": 1, "repetition_penalty": 1.0, "use_cache": True, "top_p": 0.5, "min_p": 0.1}
+    assert lm.generate_until(requests(1, {**greedy, **neutral})) == lm.generate_until(prompt)  # min_p only if sampling
+    for unknown in ({"repetition_penalty": 1.3}, {"num_beams": 4}, {**sampled, "min_p": 0.1}, {"seed": 3}):
+        with pytest.raises(InputError, match=f"generation setting {list(unknown)[-1]}="):
+            lm.generate_until(requests(1, {**greedy, **unknown}))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_sampled_answers_are_the_same_verified_in_a_batch_and_alone(mars, verify):
+    settings = {"until": ["\n"], "max_gen_toks": 12, "do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 20}
+    asked = requests(5, settings, seed=4)
+    alone = [mars(batch_size=1).generate_until([one])[0] for one in asked]
+    assert mars(batch_size=3, verify=verify, draft_tokens=2 if verify else None).generate_until(asked) == alone
 
 
 def test_stop_strings_look_at_every_new_token(tokenizer):

@@ -19,7 +19,7 @@ def eval_(
         list[str] | None,
         typer.Option(
             "--tasks",
-            help="Names of lm-eval tasks, groups or tags; wildcards work.",
+            help="Names of lm-eval tasks, groups or tags; wildcards work. `paper`: the paper's six in its settings.",
             metavar="LIST",
             show_default=False,
             rich_help_panel=TASKS,
@@ -27,6 +27,24 @@ def eval_(
     ] = None,
     list_tasks: Annotated[
         bool, typer.Option("--list-tasks", help="List every name that --tasks takes, and exit.", rich_help_panel=TASKS)
+    ] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            help="Print the differences of two results (folders or results.json), and exit.",
+            metavar="A B",
+            show_default=False,
+            rich_help_panel=TASKS,
+        ),
+    ] = None,
+    paper_reference: Annotated[
+        bool,
+        typer.Option(
+            "--paper-reference",
+            help="Show the figures that the paper published beside these, marked as such.",
+            rich_help_panel=TASKS,
+        ),
     ] = False,
     include_path: Annotated[
         list[Path] | None,
@@ -80,6 +98,14 @@ def eval_(
     ] = False,
     chat_template: options.ChatTemplate = None,
     system: options.System = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run of the same settings in --output-dir; what is done is not run again.",
+            rich_help_panel=options.DATA,
+        ),
+    ] = False,
     force: options.Force = False,
     json: options.Json = False,
     threshold: Annotated[
@@ -93,7 +119,17 @@ def eval_(
         ),
     ] = EXACT,
     confidence: options.Confidence = "probability",
-    verify: options.Verify = False,
+    verify: options.Verify = True,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-tokens",
+            metavar="N",
+            help="Masks a group, and drafts verified a step. Default: chosen by what pays; B - 1 below exact.",
+            show_default=False,
+            rich_help_panel=options.DECODING,
+        ),
+    ] = None,
     block_size: options.BlockSize = None,
     max_new_tokens: Annotated[
         int | None,
@@ -110,7 +146,25 @@ def eval_(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
-    batch_size: options.BatchSize = 8,
+    batch_size: Annotated[
+        str,
+        typer.Option(
+            "--batch-size",
+            "-b",
+            metavar="N",
+            help="Rows decoded together, in each process.",
+            rich_help_panel=options.RUN,
+        ),
+    ] = "8",
+    num_processes: Annotated[
+        int,
+        typer.Option(
+            "--num-processes",
+            metavar="N",
+            help="Processes that answer together, one a device. Or: accelerate launch -m marscli eval ...",
+            rich_help_panel=options.RUN,
+        ),
+    ] = 1,
     seed: options.Seed = 0,
     config: options.Config = None,
     quiet: options.Quiet = False,
@@ -129,11 +183,16 @@ def eval_(
     mars eval -m runs/mars --tasks gsm8k_cot_zeroshot --limit 100 -o runs/eval
     mars eval -m runs/mars --tasks gsm8k,mmlu --threshold exact,0.95,0.8 -b 16 -o runs/eval
     mars eval -m runs/mars --tasks my_task --include-path tasks --data-root data --log-samples -o runs/eval
+    mars eval -m runs/mars --tasks paper --threshold exact,0.95 --confirm-run-unsafe-code --paper-reference -o runs/six
+    mars eval --compare runs/eval-a runs/eval-b
     mars eval --list-tasks | grep gsm8k
     """
     console.configure(quiet=quiet, no_progress=no_progress, debug=debug)
     if list_tasks:
         _list_tasks(options.split_paths(include_path), json)
+        return
+    if compare is not None:
+        _compare(compare, json)
         return
     for option, value in (("--model", model), ("--tasks", tasks), ("--output-dir", output_dir)):
         if not value:
@@ -146,6 +205,7 @@ def eval_(
         threshold=options.split_list(threshold),
         confidence=confidence,
         verify=verify,
+        draft_tokens=draft_tokens,
         block_size=block_size,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
@@ -161,9 +221,17 @@ def eval_(
         device=device,
         dtype=dtype,
         seed=seed,
+        num_processes=num_processes,
+        paper_reference=paper_reference,
         trust_remote_code=trust_remote_code,
+        resume=resume,
         force=force,
     )
+    from marscli.evaluation import processes
+
+    if processes.launched_rank() > 0:
+        processes.serve()
+        return
     from marscli.evaluation.runner import run_eval
 
     document = run_eval(cfg, progress=console.progress)
@@ -172,10 +240,24 @@ def eval_(
 
         console.echo(to_json(document, indent=2))
     else:
-        from marscli.evaluation.report import table
+        from marscli.evaluation.report import text
 
-        console.echo(table(document))
+        console.echo(text(document))
     console.note(f"results are in {output_dir}")
+
+
+def _compare(paths: tuple[str, str], json: bool) -> None:
+    from marscli.evaluation.compare import compare, other_settings, table
+
+    rows = compare(*paths)
+    for setting in other_settings(*paths):
+        console.warn(f"not the same measurement: {setting}")
+    if json:
+        from marscli.output import to_json
+
+        console.echo(to_json(rows, indent=2))
+    else:
+        console.echo(table(rows))
 
 
 def _list_tasks(include_path: list[str], json: bool) -> None:

@@ -17,14 +17,16 @@ class EvalConfig:
 
     Args:
         model: Hub id or folder.
-        tasks: Names of lm-eval tasks, groups or tags; ``*`` and ``?`` are wildcards.
+        tasks: Names of lm-eval tasks, groups or tags; ``*`` and ``?`` are wildcards; ``paper`` is the paper's six.
         output_dir: Folder for the result files; None (Python only) writes none.
         threshold: τ values, each evaluated in the same run; ``"exact"`` or numbers. Held parsed: None is exact.
         confidence: What τ is compared with.
-        verify: Verified decoding; refused until it is there.
+        verify: Let the next forward verify what τ did not pass; False is the paper's scheme.
+        draft_tokens: Masks a group and drafts verified a step; None lets the engine choose in exact mode, and is B − 1
+            below it.
         block_size: B; None takes the checkpoint's.
         max_new_tokens: Most new tokens of an answer; None leaves it to each task (256 where a task does not say).
-        batch_size: Rows decoded together.
+        batch_size: Rows decoded together, in each process.
         num_fewshot: Worked examples before each question; None leaves it to each task.
         limit: Only the first so many problems of each task.
         chat_template: Wrap prompts in the chat template; None does so where the tokenizer has one.
@@ -37,7 +39,10 @@ class EvalConfig:
         device: auto, cpu, cuda[:N] or mps.
         dtype: auto (the checkpoint's), float32, bfloat16 or float16.
         seed: Seed of everything random; 0 gives lm-eval's own default seeds.
+        num_processes: Processes that answer together, each with a copy of the model; one a device.
+        paper_reference: Show the figures that the paper published beside these.
         trust_remote_code: Run Python code that comes with a checkpoint.
+        resume: Go on with the run of the same settings in the output folder.
         force: Replace result files that exist already.
 
     Raises:
@@ -49,10 +54,11 @@ class EvalConfig:
     output_dir: Any = None
     threshold: Any = ("exact",)
     confidence: Confidence = "probability"
-    verify: bool = False
+    verify: bool = True
+    draft_tokens: int | None = None
     block_size: int | None = None
     max_new_tokens: int | None = None
-    batch_size: int = 8
+    batch_size: int | str = 8
     num_fewshot: int | None = None
     limit: int | None = None
     chat_template: bool | None = None
@@ -65,7 +71,10 @@ class EvalConfig:
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
+    num_processes: int = 1
+    paper_reference: bool = False
     trust_remote_code: bool = False
+    resume: bool = False
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -73,10 +82,12 @@ class EvalConfig:
             raise InputError(
                 f"--confidence {self.confidence!r} is unknown", hint=f"use one of {', '.join(CONFIDENCES)}"
             )
-        if self.verify:
-            raise InputError(
-                "--verify: verified decoding comes in a later release", hint="use --no-verify, the paper's own scheme"
-            )
+        if self.draft_tokens is not None and not self.verify:
+            raise InputError("--draft-tokens: without --verify there are no drafts", hint="drop one of the two")
+        if self.resume and self.force:
+            raise InputError("--resume keeps results and --force replaces them", hint="drop one of the two")
+        if self.resume and self.output_dir is None:
+            raise InputError("--resume goes on with results in --output-dir, which is missing", hint="name the folder")
         tasks = tuple(dict.fromkeys(_split(self.tasks)))
         if not tasks:
             raise InputError("--tasks names no task", hint="for example --tasks gsm8k; --list-tasks shows all names")
@@ -84,10 +95,13 @@ class EvalConfig:
         thresholds = tuple(dict.fromkeys(parse_threshold(value, self.confidence) for value in _split(self.threshold)))
         if not thresholds:
             raise InputError("--threshold: the list is empty", hint="for example --threshold exact,0.95")
+        batch_size = _batch_size(self.batch_size)
         for flag, value, least in (
             ("--block-size", self.block_size, 1),
+            ("--draft-tokens", self.draft_tokens, 0),
             ("--max-new-tokens", self.max_new_tokens, 1),
-            ("--batch-size", self.batch_size, 1),
+            ("--batch-size", batch_size, 1),
+            ("--num-processes", self.num_processes, 1),
             ("--num-fewshot", self.num_fewshot, 0),
             ("--limit", self.limit, 1),
         ):
@@ -103,6 +117,7 @@ class EvalConfig:
         normalised: dict[str, Any] = {
             "model": str(self.model),
             "tasks": tasks,
+            "batch_size": batch_size,
             "threshold": thresholds,
             "include_path": include_path,
             "data_root": data_root,
@@ -123,6 +138,22 @@ class EvalConfig:
             else value
             for name, value in options.items()
         }
+
+
+def _batch_size(value: int | str) -> int:
+    """``--batch-size`` as a number.
+
+    Raises:
+        InputError: ``auto``, as lm-eval knows it, or no number.
+    """
+    try:
+        return int(value)
+    except ValueError:
+        auto = str(value).startswith("auto")
+        raise InputError(
+            f"--batch-size {value}: " + ("an automatic batch size is not supported" if auto else "not a whole number"),
+            hint="give a number; start with 8, and double it while memory and tokens per second allow",
+        ) from None
 
 
 def task_folders(names: Iterable[str | Path]) -> tuple[Path, ...]:

@@ -1,30 +1,42 @@
-"""What an evaluation shows: lm-eval's table with its speed columns, and the Pareto picture.
+"""What an evaluation shows: lm-eval's table with its speed columns, a row for each τ, and the Pareto picture.
 
-Both are made from the result document alone, so a ``results.json`` that was read from disk will do.
+All are made from the result document alone, so a ``results.json`` that was read from disk will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marscli.core.params import exact_number
 from marscli.evaluation.config import threshold_label
+from marscli.evaluation.suites import BENCHMARKS, PUBLISHED, SOURCE, Benchmark
 from marscli.output import atomic_write, markdown_table
 
 Document = Mapping[str, Any]
 
 _COLUMNS = ("Threshold", "Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
-_SPEED_COLUMNS = ("Tokens/forward", "Tokens/s")
+_SPEED_COLUMNS = ("Tokens/forward", "Tokens/s", "Seconds")
 _DIRECTIONS = {True: "↑", False: "↓"}
+
+
+def text(document: Document) -> str:
+    """All that ``mars eval`` prints: `table`, `summary` and, where it was asked for, `paper_reference`."""
+    parts = [table(document), summary(document)]
+    if "paper_reference" in document["mars"]:
+        parts.append(paper_reference(document))
+    return "\n\n".join(part for part in (*parts, *_remarks(document)) if part)
 
 
 def table(document: Document) -> str:
     """lm-eval's table with a block of rows for each τ, and what a forward and a second gave.
 
-    Tasks that only compare likelihoods do not depend on τ: they are shown once, as τ ``any``.
+    Tasks that only compare likelihoods do not depend on τ: they are shown once, as τ ``any``. With several τ, exact
+    among them, a column gives each score's change against exact.
     """
+    exact = _exact_run(document)
     rows: list[list[Any]] = []
     for index, run in enumerate(document["mars"]["runs"]):
         for generated in (False, True):
@@ -32,16 +44,148 @@ def table(document: Document) -> str:
                 continue
             label = run_label(document, run) if generated else "any"
             for name, depth in _tree(document, run):
-                speed = _speed(document, run, name)
-                if (speed is not None) == generated:
-                    for row in _metric_rows(document, run, name, depth, speed or (None, None)):
+                if (_speed(document, run, name) is not None) == generated:
+                    for row in _metric_rows(document, run, name, depth, exact):
                         rows.append([label, *row])
                         label = ""
-    text = markdown_table([*_COLUMNS, *_SPEED_COLUMNS], rows)
+    change = ("Change",) if exact is not None else ()
+    return markdown_table([*_COLUMNS, *change, *_SPEED_COLUMNS], rows)
+
+
+def _remarks(document: Document) -> Iterator[str]:
+    """What the reader of the tables must know."""
     limit = document["mars"]["limit"]
-    return (
-        text if limit is None else f"{text}\n\nPartial: only the first {limit} problems of each task (--limit {limit})."
-    )
+    if limit is not None:
+        yield f"Partial: only the first {limit} problems of each task (--limit {limit})."
+    for name, said in document["mars"].get("stand_ins", {}).items():
+        yield f"{name}: not the benchmark's own data. {said}"
+    if document["mars"].get("paper") or "paper_reference" in document["mars"]:
+        for benchmark in BENCHMARKS:
+            column = next((c for c in _score_columns(document) if c.name == benchmark.task), None)
+            if column is not None and not column.stand_in and column.problems != benchmark.problems:
+                yield f"{benchmark.title}: the data set here has {column.problems} of {benchmark.problems} problems."
+
+
+def _exact_run(document: Document) -> Mapping[str, Any] | None:
+    """The exact run that others are compared with; None where there are no others."""
+    runs = document["mars"]["runs"]
+    exact = [run for run in runs if run["threshold"] == exact_number(document["mars"]["confidence"])]
+    return exact[0] if exact and len(runs) > 1 else None
+
+
+@dataclass(frozen=True)
+class _ScoreColumn:
+    """A task, or a group with a score of its own, that generates text.
+
+    Attributes:
+        name: The task's.
+        title: The benchmark's name where it is one of the paper's, with its own data.
+        problems: How many the data set has.
+        stand_in: Whether the data only stands in for the benchmark's.
+    """
+
+    name: str
+    title: str
+    problems: int
+    stand_in: bool
+
+
+def _score_columns(document: Document) -> list[_ScoreColumn]:
+    scored = [name for name in document["group_subtasks"] if name in document.get("groups", {})]
+    hidden = {member for name in scored for member in _descendants(document, name)}
+    benchmarks: dict[str, Benchmark] = {benchmark.task: benchmark for benchmark in BENCHMARKS}
+    columns = []
+    first = document["mars"]["runs"][0]
+    for name, metrics in first["results"].items():
+        if name in hidden or main_score(metrics) is None or _speed(document, first, name) is None:
+            continue
+        leaves = _leaves(document, name)
+        stand_in = any(leaf in document["mars"].get("stand_ins", {}) for leaf in leaves)
+        problems = sum(document["n-samples"][leaf]["original"] for leaf in leaves if leaf in document["n-samples"])
+        title = benchmarks[name].title if name in benchmarks and not stand_in else _marked(document, name)
+        columns.append(_ScoreColumn(name, title, problems, stand_in))
+    asked = [benchmark.task for benchmark in BENCHMARKS]
+    if document["mars"].get("paper"):
+        columns.sort(key=lambda column: asked.index(column.name) if column.name in asked else len(asked))
+    return columns
+
+
+def _marked(document: Document, name: str) -> str:
+    stand_ins = document["mars"].get("stand_ins", {})
+    return f"{name} (stand-in data)" if any(leaf in stand_ins for leaf in _leaves(document, name)) else name
+
+
+def summary(document: Document) -> str:
+    """A row for each τ, as in table 4 of the paper: scores in %, their average, its change against exact, the speed.
+
+    Stand-ins do not count in the average. Empty with one τ, or where nothing was generated.
+    """
+    columns = _score_columns(document)
+    runs = document["mars"]["runs"]
+    if len(runs) < 2 or not columns:
+        return ""
+    exact = _exact_run(document)
+    averages = [_average(document, run, columns) for run in runs]
+    base = None if exact is None else averages[runs.index(exact)]
+    rows = []
+    for run, average in zip(runs, averages, strict=True):
+        scores = [_percent(run, column.name) for column in columns]
+        change = [None if base is None or average is None else f"{average - base:+.1f}"]
+        rows.append(
+            [run_label(document, run), *map(_one_decimal, scores), _one_decimal(average)]
+            + (change if exact is not None else [])
+            + list(_total_speed(run) or (None, None, None))
+        )
+    counted = sum(not column.stand_in for column in columns)
+    names = ["Threshold", *(column.title for column in columns), f"Average of {counted}"]
+    return markdown_table([*names, *(["Change"] if exact is not None else []), *_SPEED_COLUMNS], rows)
+
+
+def paper_reference(document: Document) -> str:
+    """Our rows, and below them those that the paper published, marked as such."""
+    columns = {column.name: column for column in _score_columns(document) if not column.stand_in}
+    exact = _exact_run(document)
+    six = [columns.get(benchmark.task) for benchmark in BENCHMARKS]
+    whole = [column for column in six if column is not None]
+    rows: list[list[Any]] = []
+    base: float | None = None
+    if exact is not None and len(whole) == len(six):
+        base = _average(document, exact, whole)
+    name = Path(document["model_name"]).name
+    for run in document["mars"]["runs"]:
+        scores = [None if column is None else _percent(run, column.name) for column in six]
+        average = _average(document, run, whole) if len(whole) == len(six) else None
+        change = None if base is None or average is None or run is exact else f"{average - base:+.1f}"
+        speed = _total_speed(run)
+        cells = [*map(_one_decimal, scores), _one_decimal(average), change, None if speed is None else speed[0]]
+        rows.append([f"{name} (measured)", run_label(document, run), *cells])
+    for row in PUBLISHED:
+        label = "exact" if row.threshold == 1.0 else f"{row.threshold:g}"
+        cells = [_one_decimal(row.scores.get(benchmark.title)) for benchmark in BENCHMARKS]
+        cells += [_one_decimal(row.average), None if row.change is None else f"{row.change:+.1f}"]
+        rows.append([f"{row.model} (published)", label, *cells, row.tokens_per_forward])
+    titles = [benchmark.title for benchmark in BENCHMARKS]
+    shown = markdown_table(["Model", "Threshold", *titles, "Average", "Change", "Tokens/forward"], rows)
+    return f"{shown}\n\nPublished rows: {SOURCE}; Qwen2.5 models, not measured here."
+
+
+def _average(document: Document, run: Mapping[str, Any], columns: Sequence[_ScoreColumn]) -> float | None:
+    scores = [_percent(run, column.name) for column in columns if not column.stand_in]
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known and len(known) == len(scores) else None
+
+
+def _percent(run: Mapping[str, Any], name: str) -> float | None:
+    score = main_score(run["results"][name]) if name in run["results"] else None
+    return None if score is None else 100 * score[1]
+
+
+def _one_decimal(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1f}"
+
+
+def _total_speed(run: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    return _sum_speed(list(run["tasks"].values()))
 
 
 def run_label(document: Document, run: Mapping[str, Any]) -> str:
@@ -79,24 +223,39 @@ def _leaves(document: Document, name: str) -> list[str]:
     return [leaf for child in children for leaf in _leaves(document, child)] if children else [name]
 
 
-def _speed(document: Document, run: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """Tokens per forward and per second of a task, or of all tasks of a group; None where nothing was generated."""
-    done = [run["tasks"][leaf] for leaf in _leaves(document, name) if leaf in run["tasks"]]
-    generated = [usage for usage in done if usage["forwards"]]
+def _usages(document: Document, run: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    return [run["tasks"][leaf] for leaf in _leaves(document, name) if leaf in run["tasks"]]
+
+
+def _speed(document: Document, run: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
+    """Tokens per forward, per second and seconds of a task, or of a group; None where nothing was generated."""
+    return _sum_speed(_usages(document, run, name))
+
+
+def tokens_per_forward(document: Document, run: Mapping[str, Any], name: str) -> float | None:
+    """Of a task or group; None where nothing was generated."""
+    speed = _speed(document, run, name)
+    return None if speed is None else speed[0]
+
+
+def _sum_speed(usages: Sequence[Mapping[str, Any]]) -> tuple[float, float, float] | None:
+    generated = [usage for usage in usages if usage["forwards"]]
     if not generated:
         return None
     tokens, forwards, seconds = (sum(usage[key] for usage in generated) for key in ("tokens", "forwards", "seconds"))
-    return tokens / forwards, tokens / seconds
+    return tokens / forwards, tokens / seconds, seconds
 
 
 def _metric_rows(
-    document: Document, run: Mapping[str, Any], name: str, depth: int, speed: tuple[float | None, float | None]
+    document: Document, run: Mapping[str, Any], name: str, depth: int, exact: Mapping[str, Any] | None
 ) -> Iterator[list[Any]]:
     metrics = run["results"][name]
-    title = " " * depth + ("- " if depth else "") + str(metrics.get("alias", name)).strip(" -")
+    title = " " * depth + ("- " if depth else "") + _marked(document, str(metrics.get("alias", name)).strip(" -"))
     version = str(document["versions"].get(name, ""))
     shots: Any = document["n-shot"].get(name, "")
-    for key, value in (_scores(metrics) or {"": ""}).items():  # a group without a score of its own is a heading
+    seconds = sum(usage["seconds"] for usage in _usages(document, run, name))
+    speed = _speed(document, run, name) or (None, None, seconds)
+    for key, value in (scores(metrics) or {"": ""}).items():  # a group without a score of its own is a heading
         metric, _, filter_name = key.partition(",")
         error = metrics.get(f"{metric}_stderr,{filter_name}")
         yield [
@@ -109,12 +268,21 @@ def _metric_rows(
             f"{value:.4f}" if isinstance(value, float) else value,
             "" if error is None else "±",
             f"{error:.4f}" if isinstance(error, float) else error or "",
+            *([] if exact is None else [_change(run, exact, name, key)]),
             *speed,
         ]
         title, version = "", ""
 
 
-def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _change(run: Mapping[str, Any], exact: Mapping[str, Any], name: str, key: str) -> str:
+    """A score's difference to the exact run's; empty for the exact run itself and where there is none."""
+    value, base = run["results"][name].get(key), exact["results"].get(name, {}).get(key)
+    if run is exact or not isinstance(value, int | float) or not isinstance(base, int | float):
+        return ""
+    return f"{value - base:+.4f}"
+
+
+def scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The scores among lm-eval's entries of a task, by ``metric,filter``."""
     return {
         key: value for key, value in metrics.items() if "," in key and not key.partition(",")[0].endswith("_stderr")
@@ -127,12 +295,12 @@ def main_score(metrics: Mapping[str, Any]) -> tuple[str, float, float] | None:
     It is the first that the task names; of several filters the lenient ``flexible-extract``, since a strict one rather
     measures a wording.
     """
-    scores = {key: float(value) for key, value in _scores(metrics).items() if isinstance(value, int | float)}
-    for key in (*(key for key in scores if key.endswith(",flexible-extract")), *scores):
+    values = {key: float(value) for key, value in scores(metrics).items() if isinstance(value, int | float)}
+    for key in (*(key for key in values if key.endswith(",flexible-extract")), *values):
         metric, _, filter_name = key.partition(",")
         error = metrics.get(f"{metric}_stderr,{filter_name}")
         title = metric if filter_name == "none" else f"{metric}, {filter_name}"
-        return title, scores[key], error if isinstance(error, float) else 0.0
+        return title, values[key], error if isinstance(error, float) else 0.0
     return None
 
 
@@ -204,16 +372,15 @@ def _lines(document: Document) -> dict[str, list[tuple[float, float, float, str]
 
     A group with a score of its own stands for its members.
     """
-    scored = [name for name in document["group_subtasks"] if name in document.get("groups", {})]
-    hidden = {member for name in scored for member in _descendants(document, name)}
     lines: dict[str, list[tuple[float, float, float, str]]] = {}
-    for run in document["mars"]["runs"]:
-        for name, metrics in run["results"].items():
-            score, speed = main_score(metrics), _speed(document, run, name)
-            if name not in hidden and score is not None and speed is not None:
+    for column in _score_columns(document):
+        for run in document["mars"]["runs"]:
+            score = main_score(run["results"].get(column.name, {}))
+            speed = _speed(document, run, column.name)
+            if score is not None and speed is not None:
                 title, value, error = score
                 point = (speed[0], 100 * value, 100 * error, run_label(document, run))
-                lines.setdefault(f"{name} ({title})", []).append(point)
+                lines.setdefault(f"{_marked(document, column.name)} ({title})", []).append(point)
     return lines
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lm_eval.api.group import Group
@@ -16,6 +16,9 @@ from lm_eval.utils import handle_non_serializable
 
 from marscli.core.params import Confidence, threshold_number
 from marscli.evaluation.lm import Usage
+
+# What lm-eval says of a task beside its scores.
+_FACTS = ("configs", "versions", "n-shot", "higher_is_better", "n-samples")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,29 @@ class Run:
     threshold: float | None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     usage: dict[str, TaskUsage] = field(default_factory=dict)
+
+    @classmethod
+    def restored(cls, threshold: float | None, entry: Mapping[str, Any], document: Mapping[str, Any]) -> Run:
+        """The tasks that an earlier run had done.
+
+        Args:
+            threshold: τ.
+            entry: One of the document's ``mars.runs``.
+            document: The whole; what a task is does not depend on τ and stands there once.
+        """
+        run = cls(threshold)
+        costs = {f.name for f in fields(TaskUsage)}
+        for name, usage in entry["tasks"].items():
+            metrics = {key: float("nan") if value is None else value for key, value in entry["results"][name].items()}
+            facts = {key: {name: document[key].get(name)} for key in _FACTS}
+            run.results[name] = {"results": {name: metrics}, **facts}
+            run.usage[name] = TaskUsage(**{key: value for key, value in usage.items() if key in costs})
+        return run
+
+    def forget(self, name: str) -> None:
+        """Have a task done again."""
+        self.results.pop(name, None)
+        self.usage.pop(name, None)
 
     def combined(self, groups: Mapping[str, Group]) -> dict[str, Any]:
         """lm-eval's result keys for all tasks together as plain JSON values, the groups' scores computed by lm-eval."""

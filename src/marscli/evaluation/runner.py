@@ -13,24 +13,26 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lm_eval import evaluator
-from lm_eval.api.group import Group
 from lm_eval.api.task import Task
 from lm_eval.utils import sanitize_model_name, set_torch_seed
 
 from marscli import checkpoint as checkpoints
 from marscli.errors import InputError
-from marscli.evaluation import report
+from marscli.evaluation import processes, report
 from marscli.evaluation.config import EvalConfig, threshold_label
-from marscli.evaluation.lm import Answer, MarsLM, Progress, Usage
+from marscli.evaluation.lm import Answer, Progress, Usage, check_settings
+from marscli.evaluation.loading import load_lm
 from marscli.evaluation.results import Run, TaskUsage
-from marscli.evaluation.tasks import load_tasks
-from marscli.meta import collect_meta
+from marscli.evaluation.resume import earlier_document, model_files
+from marscli.evaluation.suites import PAPER_MAX_NEW_TOKENS, PUBLISHED
+from marscli.evaluation.tasks import LoadedTasks, load_tasks
+from marscli.meta import collect_meta, versions
 from marscli.output import prepared_output_dir, write_json, write_jsonl
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[st
     """
     output: AbstractContextManager[Path | None] = nullcontext()
     if config.output_dir is not None:
-        output = prepared_output_dir(config.output_dir, FILES, force=config.force)
+        output = prepared_output_dir(config.output_dir, FILES, force=config.force, resume=config.resume)
     # lm-eval and its metrics print to stdout now and then, which is kept for the result.
     with output as folder, redirect_stdout(sys.stderr), _quiet_lm_eval():
         checkpoints.check_model_source(config.model)
@@ -64,19 +66,30 @@ def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[st
             checkpoints.check_tokenizer_source(config.model)
         else:
             checkpoints.check_tokenizer_source(config.tokenizer, "--tokenizer")
-        checkpoints.resolve_device(config.device)
+        processes.check(config, checkpoints.resolve_device(config.device).type)
         checkpoints.resolve_dtype(config.dtype)
         block_size = _block_size(config)
         chat_template = _uses_chat_template(config)
-        tasks, groups = load_tasks(
+        earlier = None
+        if folder is not None and config.resume:
+            earlier = earlier_document(folder, config, versions())
+        random.seed(config.seed)  # some tasks shuffle while they are built
+        loaded = load_tasks(
             config.tasks,
             include_path=config.include_path,
             data_root=config.data_root,
             confirm_run_unsafe_code=config.confirm_run_unsafe_code,
         )
-        for task in tasks.values():
-            _apply_options(task, config)
-        return _Evaluation(config, tasks, groups, block_size, chat_template, folder, progress).run()
+        for name, task in loaded.tasks.items():
+            _apply_options(task, config, name in loaded.paper, loaded.paper.get(name))
+        with ExitStack() as stack:
+            peers = stack.enter_context(processes.started(config.num_processes))
+            if peers is not None:
+                peers.tell((config, block_size))
+            evaluation = _Evaluation(config, loaded, block_size, chat_template, folder, progress, peers)
+            if earlier is not None:
+                evaluation.restore(earlier)
+            return evaluation.run()
 
 
 def _block_size(config: EvalConfig) -> int:
@@ -90,6 +103,11 @@ def _block_size(config: EvalConfig) -> int:
         )
     if settings is not None:
         return config.block_size or settings.block_size
+    if config.draft_tokens:
+        raise InputError(
+            f"--draft-tokens {config.draft_tokens}: {config.model} was never MARS-trained, so it makes no drafts",
+            hint="train it with `mars train` first, or leave the option out",
+        )
     inexact = [threshold_label(threshold) for threshold in config.threshold if threshold is not None]
     if inexact:
         raise InputError(
@@ -127,15 +145,19 @@ def _quiet_lm_eval() -> Iterator[None]:
         theirs.setLevel(level)
 
 
-def _apply_options(task: Task, config: EvalConfig) -> None:
-    """Change a task's own settings where the options say so, by the rules of lm-eval's `simple_evaluate`."""
+def _apply_options(task: Task, config: EvalConfig, paper: bool, paper_fewshot: int | None) -> None:
+    """Change a task's own settings where the options say so, by the rules of lm-eval's `simple_evaluate`.
+
+    Tasks of ``--tasks paper`` take the paper's settings where no option says otherwise.
+    """
     own = task.get_config("num_fewshot")
-    if config.num_fewshot is not None and own == 0 and config.num_fewshot != 0:
+    num_fewshot = paper_fewshot if config.num_fewshot is None else config.num_fewshot
+    if num_fewshot is not None and own == 0 and num_fewshot != 0:
         logger.warning(
-            "%s is defined without examples; --num-fewshot %d does not change it", task.task_name, config.num_fewshot
+            "%s is defined without examples; --num-fewshot %d does not change it", task.task_name, num_fewshot
         )
-    elif config.num_fewshot is not None or own is None:
-        task.set_config(key="num_fewshot", value=config.num_fewshot or 0)
+    elif num_fewshot is not None or own is None:
+        task.set_config(key="num_fewshot", value=num_fewshot or 0)
     wanted = task.get_config("num_fewshot")
     available = len(list(task.fewshot_docs())) if wanted else 0
     if available < wanted:
@@ -143,11 +165,16 @@ def _apply_options(task: Task, config: EvalConfig) -> None:
             f"{task.task_name} has {available} worked examples to choose from, not {wanted}",
             hint=f"use --num-fewshot {available} or less",
         )
-    if config.max_new_tokens is not None and task.OUTPUT_TYPE == "generate_until":
-        settings = dict(task.get_config("generation_kwargs") or {})
-        for alias in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
+    if task.OUTPUT_TYPE != "generate_until":
+        return
+    settings = dict(task.get_config("generation_kwargs") or {})
+    most = PAPER_MAX_NEW_TOKENS if paper and config.max_new_tokens is None else config.max_new_tokens
+    if most is not None:
+        for alias in _LIMIT_KEYS:
             settings.pop(alias, None)
-        task.set_config(key="generation_kwargs", value={**settings, "max_gen_toks": config.max_new_tokens})
+        settings["max_gen_toks"] = most
+        task.set_config(key="generation_kwargs", value=settings)
+    check_settings(settings, str(task.task_name))
 
 
 class _Evaluation:
@@ -156,59 +183,63 @@ class _Evaluation:
     def __init__(
         self,
         config: EvalConfig,
-        tasks: Mapping[str, Task],
-        groups: Mapping[str, Group],
+        loaded: LoadedTasks,
         block_size: int,
         chat_template: bool,
         folder: Path | None,
         progress: Progress | None,
+        peers: processes.Peers | None,
     ) -> None:
         self.config = config
-        self.tasks = tasks
-        self.groups = groups
+        self.tasks = loaded.tasks
+        self.groups = loaded.groups
+        self.paper = loaded.paper
+        self.stand_ins = loaded.stand_ins
         self.folder = folder
         self.runs = [Run(threshold) for threshold in config.threshold]
         self.started = time.time()
-        self.checkpoint = checkpoints.load(
-            config.model,
-            tokenizer=config.tokenizer,
-            device=config.device,
-            dtype=config.dtype,
-            trust_remote_code=config.trust_remote_code,
-        )
+        self.checkpoint, self.lm = load_lm(config, block_size, peers=peers, progress=progress)
         self.meta = collect_meta(
             config.resolved(), seed=config.seed, device=self.checkpoint.device, dtype=self.checkpoint.dtype
         )
         self.block_size = block_size
         self.chat_template = chat_template
-        self.lm = MarsLM(
-            self.checkpoint.model,
-            self.checkpoint.tokenizer,
-            mask_token_id=self.checkpoint.mask_token_id,
-            eos_token_ids=self.checkpoint.eos_token_ids,
-            context_length=self.checkpoint.context_length,
-            batch_size=config.batch_size,
-            block_size=self.block_size,
-            confidence=config.confidence,
-            seed=config.seed,
-            progress=progress,
-        )
+
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """Take over what an earlier run with the same settings had done; samples that are gone are made again."""
+        self.runs = [
+            Run.restored(threshold, entry, document)
+            for threshold, entry in zip(self.config.threshold, document["mars"]["runs"], strict=True)
+        ]
+        if self.config.log_samples and self.folder is not None:
+            for run in self.runs:
+                for name in list(run.usage):
+                    copied = run is not self.runs[0] and not run.usage[name].answers
+                    if not copied and not self._samples_path(name, run).exists():
+                        run.forget(name)
 
     def run(self) -> dict[str, Any]:
         """Run every task at every τ, save after each, and return the result document."""
-        if self.folder is not None:  # with --force: what an earlier run left would pass for this one's
+        if (
+            self.folder is not None and not self.config.resume
+        ):  # with --force an earlier run's would pass for this one's
             for path in [path for pattern in FILES for path in self.folder.glob(pattern)]:
                 path.unlink()
         try:
             for name, task in self.tasks.items():
+                if all(name in run.results for run in self.runs):
+                    logger.info("%s: done already", name)
+                    continue
                 self._announce(name, task)
                 for run in self.runs:
                     first = self.runs[0]
+                    if name in run.results:
+                        continue
                     if run is not first and not first.usage[name].answers:  # likelihoods do not depend on τ
                         run.results[name], run.usage[name] = first.results[name], first.usage[name]
                     else:
                         self._run_task(name, task, run)
-                self._save(complete=False)
+                    self._save(complete=False)
         except BaseException:
             done = sum(name in self.runs[-1].results for name in self.tasks)
             if done and self.folder is not None:
@@ -224,8 +255,11 @@ class _Evaluation:
         if task.OUTPUT_TYPE == "generate_until":
             settings = task.get_config("generation_kwargs") or {}
             own = next((settings[key] for key in _LIMIT_KEYS if settings.get(key) is not None), self.lm.max_gen_toks)
-            source = "the task's own limit" if self.config.max_new_tokens is None else "--max-new-tokens"
+            paper = "the paper's limit" if name in self.paper else "the task's own limit"
+            source = paper if self.config.max_new_tokens is None else "--max-new-tokens"
             text += f", at most {own} new tokens each ({source}), {self.config.batch_size} rows together"
+            if self.config.num_processes > 1:
+                text += f" in each of {self.config.num_processes} processes"
         else:
             text += ", scored by likelihood"
         logger.info("%s", text)
@@ -265,7 +299,7 @@ class _Evaluation:
             return
         costs: dict[int, list[Answer]] = {}
         for answer in usage.answers:
-            costs.setdefault(answer.instance.doc_id, []).append(answer)
+            costs.setdefault(answer.question.doc_id, []).append(answer)
         rows = []
         for sample in samples:
             mine = costs.get(sample["doc_id"], [])
@@ -275,8 +309,11 @@ class _Evaluation:
                 "finish_reason": [answer.finish_reason for answer in mine],
             }
             rows.append({**sample, **(cost if mine else {})})
-        path = self.folder / f"samples_{name.replace('/', '_')}_{threshold_label(run.threshold)}.jsonl"
-        write_jsonl(path, rows)
+        write_jsonl(self._samples_path(name, run), rows)
+
+    def _samples_path(self, name: str, run: Run) -> Path:
+        assert self.folder is not None
+        return self.folder / f"samples_{name.replace('/', '_')}_{threshold_label(run.threshold)}.jsonl"
 
     def _save(self, *, complete: bool) -> dict[str, Any]:
         document = self._document(complete=complete)
@@ -319,12 +356,20 @@ class _Evaluation:
                 "limit": config.limit,
                 "confidence": config.confidence,
                 "block_size": self.block_size,
+                "draft_tokens": config.draft_tokens,
+                "batch_size": config.batch_size,
+                "num_processes": config.num_processes,
+                "paper": bool(self.paper),
+                "stand_ins": {name: self.stand_ins[name] for name in self.tasks if name in self.stand_ins},
+                "model_files": model_files(config.model),
+                **({"paper_reference": [row.to_dict() for row in PUBLISHED]} if config.paper_reference else {}),
                 "runs": [run.to_dict(self.groups, config.confidence, config.verify) for run in self.runs],
             },
             "meta": self.meta,
         }
 
 
+# What limits the new tokens of an answer, the first that is given; by the rule of lm-eval.
 _LIMIT_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
