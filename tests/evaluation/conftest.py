@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from tiny_lm import Tasks, make_model, make_tokenizer
+from tiny_lm import Tasks, make_model, make_tokenizer, save_checkpoint
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
@@ -29,14 +28,7 @@ def model(tokenizer, usual_eos) -> LlamaForCausalLM:
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory, model, tokenizer) -> Path:
     """The tiny model as a MARS checkpoint on disk."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-mars"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    mask = tokenizer.mask_token_id
-    config |= {"mask_token_id": mask, "pard_token": mask, "mars": {"version": 1, "block_size": 4, "ar_weight": 1.0}}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "tiny-mars", model, tokenizer)
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from marscli.cli.app import run
 from marscli.errors import InputError
 from marscli.evaluation.config import EvalConfig
 from marscli.evaluation.lm import MarsLM
-from marscli.evaluation.report import table
+from marscli.evaluation.report import table, text
 from marscli.evaluation.runner import run_eval
+from marscli.evaluation.task_names import own_names
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_scores_equal_lm_evals_own_and_files_are_complete(
     likelihood = MarsLM.loglikelihood
     monkeypatch.setattr(MarsLM, "loglikelihood", lambda *a, **k: counted.append(1) or likelihood(*a, **k))
     command = [*arguments, "--tasks", "colours,all_sums", "--threshold", "exact,0.1", "-n", "24", "--limit", "5"]
-    assert run([*command, "-b", "3", "--log-samples"]) == 0
+    assert run([*command, "-b", "3", "--log-samples", "--no-verify"]) == 0
     shown = capsys.readouterr()
 
     document = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -77,8 +78,8 @@ def test_scores_equal_lm_evals_own_and_files_are_complete(
     assert (tmp_path / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
     lines = shown.out.splitlines()
-    assert shown.out.strip() == table(document)  # stdout carries the table alone, and a saved document gives it again
-    assert [line.split("|")[1].strip() for line in lines if line.startswith("|")][2:] == [
+    assert shown.out.strip() == text(document)  # stdout carries the table alone, and a saved document gives it again
+    assert [line.split("|")[1].strip() for line in table(document).splitlines()][2:] == [
         "any",
         "exact",
         "",
@@ -221,6 +222,8 @@ def test_the_list_of_tasks(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert {"task\tgsm8k", "group\tmmlu", "group\tbbh_cot_fewshot", "task\thumaneval"} <= set(lines)
     assert len(lines) > 10_000
+    # No name may be missing among those that are found as text, without parsing the files.
+    assert all(line.split("\t")[1] in own_names() for line in lines if line != "group\tpaper")
 
 
 def test_code_is_run_only_with_consent(arguments, tasks, capsys):
@@ -255,7 +258,12 @@ def test_a_model_without_mars_training(arguments, tasks, tmp_path, capsys, monke
     [
         (["--threshold", "1.5"], "--threshold 1.5"),
         (["--threshold", "exact,fast"], "--threshold 'fast'"),
-        (["--verify"], "--verify"),
+        (["--no-verify", "--draft-tokens", "2"], "--draft-tokens"),
+        (["--draft-tokens", "-1"], "--draft-tokens -1"),
+        (["--resume", "--force"], "--resume"),
+        (["--num-processes", "0"], "--num-processes 0"),
+        (["-b", "auto"], "--batch-size auto: an automatic batch size is not supported"),
+        (["-b", "many"], "--batch-size many"),
         (["--limit", "0"], "--limit 0"),
         (["--block-size", "0"], "--block-size 0"),
         (["-b", "0"], "--batch-size 0"),

@@ -25,7 +25,7 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer(*, chat_template: bool = True) -> PreTrainedTokenizerFast:
+def make_tokenizer(*, chat_template: bool = True, text: str = TEXT, vocabulary: int = 400) -> PreTrainedTokenizerFast:
     """Byte-level BPE with the special tokens of a chat model, mask included."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -33,9 +33,9 @@ def make_tokenizer(*, chat_template: bool = True) -> PreTrainedTokenizerFast:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
+    tokenizer.train_from_iterator(text.splitlines(), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", mask_token="<|mask|>"
     )
@@ -63,6 +63,17 @@ def make_model(vocabulary: int, *, context: int = 4096, eos: list[int], seed: in
     model = LlamaForCausalLM(config).float().eval()
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=0)
     return model
+
+
+def save_checkpoint(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """Write a MARS checkpoint, B = 4."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    mask = tokenizer.mask_token_id
+    config |= {"mask_token_id": mask, "pard_token": mask, "mars": {"version": 1, "block_size": 4, "ar_weight": 1.0}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 class Tasks:

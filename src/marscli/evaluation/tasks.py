@@ -97,6 +97,7 @@ def list_tasks(include_path: Sequence[Path] = ()) -> list[tuple[str, str]]:
 
 def _manager(include_path: tuple[Path, ...]) -> TaskManager:
     """lm-eval's own tasks, which are read once a process, and the user's, which may change meanwhile."""
+    logger.info("reading lm-eval's own 13,000 task files, which takes a while")
     return TaskManager(include_path=list(include_path)) if include_path else _own_tasks()
 
 
@@ -125,7 +126,6 @@ def _index(names: Sequence[str], include_path: Sequence[Path]) -> tuple[TaskMana
         manager = _partial_manager(names, include_path)
         if all(_is_self_contained(manager.task_index, name) for name in names) and not _has_spread_tag(manager, names):
             return manager, list(names)
-    logger.info("reading lm-eval's own 13,000 task files, which takes a while")
     manager = _manager(tuple(include_path))
     found: list[str] = []
     for name in names:
