@@ -229,7 +229,7 @@ class _Children:
         for rank, path in enumerate(self.said, start=1):
             with path.open("w") as errors:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "marscli.evaluation.processes"],
+                    [sys.executable, "-c", f"from {__name__} import main; main()"],
                     env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -294,13 +294,10 @@ def serve() -> None:
             peers.work(lm, job)
 
 
-def _main() -> None:
+def main() -> None:
+    """A started process: say that the imports are done, then `serve`."""
     from marscli.evaluation import lm as _imported_before_joining  # noqa: F401
 
     sys.stdout.write(READY + "\n")
     sys.stdout.flush()
     serve()
-
-
-if __name__ == "__main__":
-    _main()
