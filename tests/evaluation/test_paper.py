@@ -49,9 +49,9 @@ def test_settings_columns_and_published_figures(model_dir, six, tmp_path, capsys
     assert float(exact[9]) == 1.0 < float(fast[9])
 
     said = shown.out
-    assert said.count("(published)") == len(PUBLISHED) == said.count("B=") + said.count("AR SFT")
+    assert said.count("(published, table ") == len(PUBLISHED) == said.count("B=") + said.count("AR SFT")
     assert said.count("tiny-mars (measured)") == 2
-    assert "0.5B MARS, B=4 (published)" in said
+    assert "0.5B MARS, B=4 (published, table 4)" in said
     assert "not measured here" in said
     assert "GSM8K: the data set here has 6 of 1319 problems." in said
     assert (out / "pareto.png").exists()

@@ -65,7 +65,7 @@ def limit(seconds: float, memory: int) -> None:
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     for kind, most in (
-        (resource.RLIMIT_AS, memory),
+        *([] if sys.platform == "darwin" else [(resource.RLIMIT_AS, memory)]),  # macOS has no such limit
         (resource.RLIMIT_FSIZE, 16 * 2**20),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, int(seconds) + 2),

@@ -163,7 +163,7 @@ def paper_reference(document: Document) -> str:
         label = "exact" if row.threshold == 1.0 else f"{row.threshold:g}"
         cells = [_one_decimal(row.scores.get(benchmark.title)) for benchmark in BENCHMARKS]
         cells += [_one_decimal(row.average), None if row.change is None else f"{row.change:+.1f}"]
-        rows.append([f"{row.model} (published)", label, *cells, row.tokens_per_forward])
+        rows.append([f"{row.model} (published, table {row.table})", label, *cells, row.tokens_per_forward])
     titles = [benchmark.title for benchmark in BENCHMARKS]
     shown = markdown_table(["Model", "Threshold", *titles, "Average", "Change", "Tokens/forward"], rows)
     return f"{shown}\n\nPublished rows: {SOURCE}; Qwen2.5 models, not measured here."
@@ -320,7 +320,9 @@ def pareto(document: Document, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 5), dpi=150, layout="constrained")
+    legend_columns = 1 if len(lines) == 1 else 2
+    height = 5 + 0.2 * -(-len(lines) // legend_columns)
+    figure = Figure(figsize=(8, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for index, (title, points) in enumerate(lines.items()):
@@ -353,7 +355,8 @@ def pareto(document: Document, path: Path) -> bool:
     _widen(axes)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9, frameon=False)
+    # Below the axes, where it hides no point.
+    figure.legend(loc="outside lower center", ncols=legend_columns, fontsize=8, frameon=False)
     with atomic_write(path, "wb") as handle:
         figure.savefig(handle, format="png")
     return True

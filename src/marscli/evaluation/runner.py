@@ -243,7 +243,12 @@ class _Evaluation:
         except BaseException:
             done = sum(name in self.runs[-1].results for name in self.tasks)
             if done and self.folder is not None:
-                logger.info("%d of %d tasks had ended; they are in %s", done, len(self.tasks), self.folder / FILES[0])
+                logger.info(
+                    "%d of %d tasks had ended; they are in %s, and the same command with --resume goes on",
+                    done,
+                    len(self.tasks),
+                    self.folder / FILES[0],
+                )
             raise
         return self._save(complete=True)
 

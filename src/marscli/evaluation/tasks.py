@@ -10,6 +10,7 @@ import difflib
 import fnmatch
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Entry, Kind
 
 from marscli.errors import InputError, MarsError
-from marscli.evaluation.code_eval import CodeEval
+from marscli.evaluation.code_eval import CodeEval, run_program
 from marscli.evaluation.suites import BENCHMARKS, PAPER
 from marscli.evaluation.task_names import own_names
 
@@ -300,6 +301,12 @@ def _check_metrics(name: str, task: Task) -> None:
 @contextmanager
 def _local_code_eval() -> Iterator[None]:
     """Give tasks our `CodeEval` where they load the metric ``code_eval``, which `evaluate` would fetch from the Hub."""
+    said = "there are no process limits on this system" if os.name != "posix" else run_program("")
+    if said != "passed":  # every answer would be counted as wrong
+        raise InputError(
+            f"--tasks: programs that a model wrote cannot be run on this machine: {said}",
+            hint="leave tasks such as HumanEval out, or run them on Linux",
+        )
     import evaluate  # takes seconds, and only tasks that run code need it here
 
     original = evaluate.load
