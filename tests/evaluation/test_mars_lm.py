@@ -61,6 +61,20 @@ def test_exact_answers_are_those_of_lm_evals_own_model(mars, reference, verified
         assert all(answer.forwards == len(answer.tokens) for answer in answers)  # one token a forward
 
 
+def test_verified_drafts_save_forwards_and_change_nothing(tokenizer, usual_eos):
+    model = make_model(len(tokenizer), eos=usual_eos, favoured=slice(300, 306))
+    model.generation_config.suppress_tokens = [tokenizer.mask_token_id]
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
+    mine = MarsLM(
+        model, tokenizer, mask_token_id=tokenizer.mask_token_id, eos_token_ids=usual_eos, context_length=4096,
+        block_size=4, batch_size=3, verify=True, draft_tokens=2,
+    )  # fmt: skip
+    asked = requests(8, {"until": ["\n"], "max_gen_toks": 40})
+    assert mine.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+    answers = mine.take_usage().answers
+    assert sum(len(answer.tokens) for answer in answers) > sum(answer.forwards for answer in answers)
+
+
 def test_likelihoods_are_those_of_lm_evals_own_model(mars, model, tokenizer):
     theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
     pairs = [("What is 3 + 4?", " 7"), ("What is 3 + 4?", " green apples"), ("", "Anna has 3"), ("red blue", " x y z")]

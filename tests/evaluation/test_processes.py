@@ -46,6 +46,27 @@ def test_a_process_that_does_not_start_is_reported(monkeypatch):
         pass
 
 
+def test_a_process_that_dies_ends_the_run_with_its_last_words(monkeypatch):
+    children = []
+
+    class Watched(processes._Children):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            children.append(self)
+
+    monkeypatch.setattr(processes, "_Children", Watched)
+    lm = type("Model", (), {"threshold": None, "answer": staticmethod(list)})()
+    gone = r"one of 2 processes is gone: exit code -9"
+    with pytest.raises(MarsError, match=gone) as caught, processes.started(2) as peers:  # noqa: PT012
+        assert peers is not None
+        children[0].processes[0].kill()
+        children[0].processes[0].wait()
+        peers.share(lm, "answer", ["a", "b"], ["a", "b"])
+    assert "--resume" in caught.value.hint
+    with processes.started(1) as alone:  # and the next run in this process is not one of several
+        assert alone is None
+
+
 def test_an_error_in_another_process_ends_the_run():
     class Failing:
         threshold = None

@@ -44,8 +44,18 @@ def make_tokenizer(*, chat_template: bool = True, text: str = TEXT, vocabulary: 
     return fast
 
 
-def make_model(vocabulary: int, *, context: int = 4096, eos: list[int], seed: int = 0) -> LlamaForCausalLM:
-    """A random model whose greedy text does not loop at once and whose best two logits are far apart."""
+def make_model(
+    vocabulary: int, *, context: int = 4096, eos: list[int], seed: int = 0, favoured: slice | None = None
+) -> LlamaForCausalLM:
+    """A random model whose greedy text does not loop at once and whose best two logits are far apart.
+
+    Args:
+        vocabulary: Number of tokens.
+        context: Longest text.
+        eos: Tokens that end it.
+        seed: Of the weights.
+        favoured: Tokens that are chosen more often, so that a mask is now and then right and a draft accepted.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -61,6 +71,9 @@ def make_model(vocabulary: int, *, context: int = 4096, eos: list[int], seed: in
         tie_word_embeddings=False,
     )
     model = LlamaForCausalLM(config).float().eval()
+    if favoured is not None:
+        with torch.no_grad():
+            model.lm_head.weight[favoured] *= 3
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=0)
     return model
 

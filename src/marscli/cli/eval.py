@@ -228,7 +228,9 @@ def eval_(
         force=force,
     )
     from marscli.evaluation import processes
+    from marscli.evaluation.task_names import check_names
 
+    check_names(cfg.tasks, cfg.include_path)
     if processes.launched_rank() > 0:
         processes.serve()
         return

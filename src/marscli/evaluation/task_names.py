@@ -2,11 +2,12 @@
 
 lm-eval's own index takes half a minute on a slow machine. This looks for the lines that name a task, group or tag, as
 text, so that a misspelt name is refused at once and only the folders that are needed are parsed. It may know too many
-names (an item of some other list), never too few: `tasks` asks lm-eval's index in the end.
+names, never too few: `tasks` asks lm-eval's index in the end.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -14,13 +15,18 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-# `task: name`, `"group": "name"`, `- task: name`; an item of a list may be a tag; `include: ../other/file`.
+from marscli.errors import InputError
+from marscli.evaluation.suites import PAPER
+
+# At the start of a line: `task: name`, `"group": "name"`, `tag: [one, two]`, `tag:` with a list below it, and
+# `include: ../other/file`.
 _LINE = re.compile(
-    rb"""^[ \t-]*["']?(?:task|group|tag)["']?:[ \t]*["']?(?P<key>[^\s"'#\[\],]+)"""
-    rb"""|^[ \t]*-[ \t]*["']?(?P<item>[\w.+-]+)["']?[ \t]*$"""
+    rb"""^["']?(?:task|group|tag)["']?:[ \t]*(?P<names>[^\n#]+)"""
+    rb"""|^["']?tag["']?:[ \t]*\n(?P<listed>(?:[ \t]*-[ \t]*[^\n]+\n?)+)"""
     rb"""|^include:[ \t]*["']?(?P<include>\.\./[^\s"']+)""",
     re.MULTILINE,
 )
+_BETWEEN = re.compile(r"""[\s,\[\]"']+(?:-\s+)?""")
 _OTHER_FILES = (".py", ".pyc", ".md", ".json", ".jsonl", ".txt")
 
 
@@ -29,14 +35,10 @@ class TaskNames:
 
     Args:
         root: lm-eval's folder of tasks.
-
-    Attributes:
-        named: Names that stand behind ``task:``, ``group:`` or ``tag:``.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.named: set[str] = set()
         self._folders: dict[str, set[str]] = {}
         self._includers: dict[str, set[str]] = {}  # folder → folders whose files include one of its files
         for path in _task_files(root):
@@ -50,13 +52,15 @@ class TaskNames:
                 if other.is_relative_to(self.root):
                     self._includers.setdefault(other.relative_to(self.root).parts[0], set()).add(folder)
                 continue
-            name = (match["key"] or match["item"]).decode(errors="replace")
-            self._folders.setdefault(name, set()).add(folder)
-            if match["key"]:
-                self.named.add(name)
+            text = (match["names"] or match["listed"]).decode(errors="replace")
+            for name in filter(None, _BETWEEN.split(text.strip().removeprefix("- "))):
+                self._folders.setdefault(name, set()).add(folder)
 
     def __contains__(self, name: str) -> bool:
         return name in self._folders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._folders)
 
     def folders(self, names: Iterable[str]) -> list[Path]:
         """The folders that may define or tag what the names stand for, sorted."""
@@ -72,6 +76,32 @@ def own_names() -> TaskNames:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return TaskNames(Path(spec.submodule_search_locations[0]).resolve() / "tasks")
+
+
+def check_names(names: Iterable[str], include_path: Iterable[Path] = ()) -> None:
+    """Refuse what is surely no name of a task, group or tag, before lm-eval is even imported. Wildcards pass.
+
+    Raises:
+        InputError: Names the nearest ones.
+    """
+    known = [own_names(), *(TaskNames(folder) for folder in include_path)]
+    for name in names:
+        if name != PAPER and not has_wildcard(name) and not any(name in some for some in known):
+            raise unknown_name(name, {PAPER}.union(*known))
+
+
+def has_wildcard(name: str) -> bool:
+    """Whether a name stands for all that match it."""
+    return any(c in name for c in "*?[")
+
+
+def unknown_name(name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that there is not, with those near it."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    near += [other for other in sorted(known, key=len) if name.lower() in other.lower() and other not in near]
+    hint = f"did you mean {' or '.join(near[:3])}?" if near else "--list-tasks shows all names"
+    return InputError(f"--tasks: there is no task, group or tag {name!r}", hint=hint)
 
 
 def _task_files(folder: Path) -> Iterator[Path]:

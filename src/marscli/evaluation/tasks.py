@@ -6,7 +6,6 @@ task is scored: that is lm-eval's own business.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import hashlib
 import logging
@@ -28,7 +27,7 @@ from lm_eval.tasks._index import Entry, Kind
 from marscli.errors import InputError, MarsError
 from marscli.evaluation.code_eval import CodeEval, run_program
 from marscli.evaluation.suites import BENCHMARKS, PAPER
-from marscli.evaluation.task_names import own_names
+from marscli.evaluation.task_names import check_names, has_wildcard, own_names, unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -117,13 +116,8 @@ def _index(names: Sequence[str], include_path: Sequence[Path]) -> tuple[TaskMana
         manager = TaskManager(include_path=list(include_path), include_defaults=False)
         if all(_is_self_contained(manager.task_index, name) for name in names):
             return manager, list(names)
-        own = set(manager.task_index)
-    else:
-        own = set()
-    if not any(_has_wildcard(name) for name in names):
-        for name in names:
-            if name not in own_names() and name not in own:
-                raise _unknown(name, sorted(own_names().named | own))
+    check_names(names, include_path)
+    if not any(has_wildcard(name) for name in names):
         manager = _partial_manager(names, include_path)
         if all(_is_self_contained(manager.task_index, name) for name in names) and not _has_spread_tag(manager, names):
             return manager, list(names)
@@ -133,9 +127,9 @@ def _index(names: Sequence[str], include_path: Sequence[Path]) -> tuple[TaskMana
         if name in manager.task_index:
             found.append(name)
             continue
-        matches = fnmatch.filter(manager.all_tasks, name) if _has_wildcard(name) else []
+        matches = fnmatch.filter(manager.all_tasks, name) if has_wildcard(name) else []
         if not matches:
-            raise _unknown(name, manager.all_tasks)
+            raise unknown_name(name, manager.all_tasks)
         found += matches
     return manager, list(dict.fromkeys(found))
 
@@ -159,10 +153,6 @@ def _has_spread_tag(manager: TaskManager, names: Sequence[str]) -> bool:
     index = manager.task_index
     mentioned = {inner for name in names for inner in _mentioned(index, name) if inner in index}
     return any(len(own_names().folders([name])) > 1 for name in mentioned if index[name].kind is Kind.TAG)
-
-
-def _has_wildcard(name: str) -> bool:
-    return any(c in name for c in "*?[")
 
 
 def _is_self_contained(index: dict[str, Entry], name: str) -> bool:
@@ -240,13 +230,6 @@ def _cannot_build(asked: str, error: Exception) -> InputError:
             hint="run it once where the Hugging Face Hub can be reached, or leave the task out",
         )
     return InputError(f"--tasks {asked}: lm-eval cannot build the task: {text}", hint="check the task's YAML file")
-
-
-def _unknown(name: str, known: Sequence[str]) -> InputError:
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
-    near += [other for other in sorted(known, key=len) if name.lower() in other.lower() and other not in near]
-    hint = f"did you mean {' or '.join(near[:3])}?" if near else "--list-tasks shows all names"
-    return InputError(f"--tasks: there is no task, group or tag {name!r}", hint=hint)
 
 
 def _cache_for(folder: Path) -> str:
