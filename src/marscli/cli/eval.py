@@ -98,14 +98,7 @@ def eval_(
     ] = False,
     chat_template: options.ChatTemplate = None,
     system: options.System = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the run of the same settings in --output-dir; what is done is not run again.",
-            rich_help_panel=options.DATA,
-        ),
-    ] = False,
+    resume: options.Resume = False,
     force: options.Force = False,
     json: options.Json = False,
     threshold: Annotated[
@@ -120,16 +113,7 @@ def eval_(
     ] = EXACT,
     confidence: options.Confidence = "probability",
     verify: options.Verify = True,
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--draft-tokens",
-            metavar="N",
-            help="Masks a group, and drafts verified a step. Default: chosen by what pays; B - 1 below exact.",
-            show_default=False,
-            rich_help_panel=options.DECODING,
-        ),
-    ] = None,
+    draft_tokens: options.DraftTokens = None,
     block_size: options.BlockSize = None,
     max_new_tokens: Annotated[
         int | None,

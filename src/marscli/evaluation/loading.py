@@ -32,6 +32,7 @@ def load_lm(
         tokenizer=config.tokenizer,
         device=device,
         dtype=config.dtype,
+        block_size=config.block_size,
         trust_remote_code=config.trust_remote_code,
     )
     penalty = getattr(checkpoint.model.generation_config, "repetition_penalty", None)

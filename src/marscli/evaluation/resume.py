@@ -76,11 +76,12 @@ def read_document(path: Path, option: str) -> dict[str, Any]:
 
 def model_files(model: str) -> dict[str, str] | None:
     """Size and time of a local checkpoint's files, to notice that it was trained anew; None for a Hub id."""
-    folder = Path(model)
-    if not folder.is_dir():
+    path = Path(model)
+    if not path.exists():
         return None
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".jinja"))
-    return {path.name: f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in files}
+    kinds = (".safetensors", ".json", ".jinja")
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in kinds)
+    return {file.name: f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in files}
 
 
 def _shown(value: Any) -> str:

@@ -61,7 +61,7 @@ def run_eval(config: EvalConfig, *, progress: Progress | None = None) -> dict[st
         output = prepared_output_dir(config.output_dir, FILES, force=config.force, resume=config.resume)
     # lm-eval and its metrics print to stdout now and then, which is kept for the result.
     with output as folder, redirect_stdout(sys.stderr), _quiet_lm_eval():
-        checkpoints.check_model_source(config.model)
+        checkpoints.check_model_source(config.model, gguf=True)
         if config.tokenizer is None:
             checkpoints.check_tokenizer_source(config.model)
         else:
@@ -102,6 +102,13 @@ def _block_size(config: EvalConfig) -> int:
             hint=f"use {max(1, context_length // 2)} or less, or a model with a longer context",
         )
     if settings is not None:
+        if config.block_size is not None and config.block_size > settings.block_size and not settings.is_assumed:
+            logger.warning(
+                "--block-size %d is more than %s was trained with (%d): tokens past that are guesses",
+                config.block_size,
+                config.model,
+                settings.block_size,
+            )
         return config.block_size or settings.block_size
     if config.draft_tokens:
         raise InputError(
