@@ -156,3 +156,17 @@ def test_a_row_recovers_when_its_drafts_become_good():
     policy = WidthPolicy(3)
     simulate(policy, lambda step: 0.05, rows=1, cost=lambda e: 20 + 0.5 * e)
     assert simulate(policy, lambda step: 0.9, rows=1, cost=lambda e: 20 + 0.5 * e) > 1.6
+
+
+@pytest.mark.parametrize("times", [(1.0, 0.2, 0.3), (1.0, 0.5, 0.1), (1.0, 3.0, 3.1)])
+def test_times_that_make_no_sense_do_no_harm(times):
+    """A busy machine may find wider steps cheaper than narrow ones."""
+    policy = WidthPolicy(3)
+    for entries, seconds in zip((1, 2, 30), times, strict=True):
+        for _ in range(5):
+            policy.cost.observe(entries, seconds)
+    policy._reach[:] = 0.0  # masks look worthless, so that they are only tried
+    for _ in range(200):
+        widths = policy.choose(np.zeros((1, 0)), np.zeros(1, dtype=np.int64), np.array([9]), rows=1)
+        assert (widths.groups >= 0).all()
+        assert (widths.groups <= 3).all()

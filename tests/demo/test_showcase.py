@@ -54,8 +54,7 @@ def test_the_held_out_problems_are_not_in_the_training_file(folder):
 def test_the_task_file_stands_alone_and_scores_the_final_number(folder):
     task_folder = showcase.__file__.rpartition("/")[0]
     assert TASK in TaskManager(include_path=task_folder, include_defaults=False).all_tasks
-    tasks, _ = load_tasks([TASK], include_path=[task_folder], data_root=folder / "data")
-    task = tasks[TASK]
+    task = load_tasks([TASK], include_path=[task_folder], data_root=folder / "data").tasks[TASK]
     doc = next(iter(task.test_docs()))
     assert task.doc_to_text(doc) == doc["question"]
     pattern = task.config.filter_list[0]["filter"][0]["regex_pattern"]

@@ -77,7 +77,7 @@ def test_scores_are_those_of_evaluates_metric():
     assert results[0][1][1]["completion_id"] == 1
 
 
-@pytest.mark.skipif("MARS_TEST_DATA" not in os.environ, reason="set MARS_TEST_DATA=DIR, a --data-root with HumanEval")
+@pytest.mark.skipif(not os.environ.get("MARS_TEST_DATA"), reason="set MARS_TEST_DATA=DIR, a --data-root with HumanEval")
 def test_humanevals_own_solutions_pass():
     (path,) = (Path(os.environ["MARS_TEST_DATA"]) / "openai" / "openai_humaneval").rglob("*.jsonl")
     problems = [json.loads(line) for line in path.read_text().splitlines()[:6]]

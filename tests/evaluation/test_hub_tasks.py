@@ -18,7 +18,7 @@ from marscli.evaluation.config import EvalConfig
 from marscli.evaluation.runner import run_eval
 from marscli.evaluation.tasks import load_tasks
 
-pytestmark = pytest.mark.skipif("MARS_TEST_DATA" not in os.environ, reason="set MARS_TEST_DATA=DIR, a --data-root")
+pytestmark = pytest.mark.skipif(not os.environ.get("MARS_TEST_DATA"), reason="set MARS_TEST_DATA=DIR, a --data-root")
 
 GENERATED = (
     "gsm8k", "gsm8k_cot", "ifeval", "bbh_cot_fewshot_word_sorting", "mmlu_pro_biology", "humaneval",

@@ -50,6 +50,7 @@ def in_a_terminal(arguments, *keys, timeout=240):
             awaited, typed = waiting.pop(0)
             seen += shown[seen:].index(awaited) + len(awaited)
             if typed == "\x03":
+                time.sleep(1)  # the prompt is shown a moment before the process waits for a line
                 process.send_signal(signal.SIGINT)
             else:
                 os.write(leader, typed.encode())

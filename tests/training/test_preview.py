@@ -120,5 +120,5 @@ def test_the_estimate_of_activations_is_close_to_what_is_kept(heads):
     estimate = memory.estimate_memory(config, model.config, **shape)
     assert sum(kept.values()) == pytest.approx(estimate["activations"], rel=0.15)
     less = replace(config, activation_checkpointing=True)
-    assert memory.estimate_memory(less, model.config, **shape)["activations"] < estimate["activations"] / 4
+    assert memory.estimate_memory(less, model.config, **shape)["activations"] < estimate["activations"] / 3
     assert memory.estimate_memory(config, model.config, **{**shape, "half": True})["total"] < estimate["total"]

@@ -205,8 +205,10 @@ class WidthPolicy:
         """Masks of a try, more than one where the others add less than half of its cost; and the price in AR steps."""
         plain, first = self.cost.seconds(rows, np.array([1, 2]))
         more = self.cost.entry_seconds(rows, 2)
-        masks = 1 + min(int((first - plain) / (2 * more)) if more > 0 else self.most_masks, self.most_masks - 1)
-        return masks, float(first - plain + (masks - 1) * more) / plain
+        first_price = max(float(first - plain), 0.0)  # by disturbed times a wider step can look cheaper
+        others = int(first_price / (2 * more)) if more > 0 else self.most_masks
+        masks = 1 + min(others, self.most_masks - 1)
+        return masks, (first_price + (masks - 1) * more) / float(plain)
 
     def _best(self, confidence: Floats, counts: Ints, spare: Ints, rows: int, floor: int) -> Widths:
         """Weigh all widths for all rows, and every number of drafts k at each."""

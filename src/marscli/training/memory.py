@@ -7,7 +7,7 @@ vocabulary V, G query heads a key head, and a forward of N entries in rows of T,
     gradients      4 P'
     optimizer      8 P'                                           AdamW's two averages
     activations    N L (2 (4 h + e h) + e (2 q + 2 k + 3 h + 4 f))
-    masks          4 N T L G without flex attention               SDPA keeps one a layer, as numbers
+    mask           e N T G without flex attention                 one for all layers, as numbers
     logits         3 · 4 · min(N V, chunk)
 
 The activations are what a layer keeps for its backward pass: two norms in float32 and their outputs; queries, keys and
@@ -51,9 +51,9 @@ def estimate_memory(
     text = model_config.get_text_config()
     h, q, k, f = _widths(text)
     layers, size, number = text.num_hidden_layers, 2 if half else 4, rows * entries
-    masks = 0 if flex else 4 * number * entries * (q // k)
-    layer = number * (2 * (4 * h + size * h) + size * (2 * q + 2 * k + 3 * h + 4 * f)) + masks
-    kept = layers * layer if not config.activation_checkpointing else layers * number * size * h + layer
+    mask = 0 if flex else size * number * entries * (q // k)
+    layer = number * (2 * (4 * h + size * h) + size * (2 * q + 2 * k + 3 * h + 4 * f))
+    kept = mask + (layers * number * size * h + layer if config.activation_checkpointing else layers * layer)
     trained, stored = weights, weights * (4 + (2 if half else 0))
     if config.lora_rank is not None:
         trained = lora_weights(model_config, config.lora_rank)
