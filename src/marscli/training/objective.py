@@ -24,8 +24,9 @@ from marscli.core.attention import folded_mask
 from marscli.core.layout import NO_TARGET, TrainingBatch
 from marscli.core.model import forward_logits, unwrap
 
-# Logits computed together, in elements: 128 MiB in float32. Larger chunks gained nothing in `benchmarks/train_cost.py`.
-CHUNK_ELEMENTS = 2**25
+# Logits computed together, in elements: 64 MiB in float32, and about thrice that with their gradients. Enough rows of a
+# 50k vocabulary (341) that a product of matrices is as fast as it gets on a CPU.
+CHUNK_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True)
