@@ -61,7 +61,7 @@ Decoder = Callable[[Checkpoint, Ids, int, int], Pass]
 
 def generate(checkpoint: Checkpoint, prompts: Ids, batch_size: int, most: int) -> Pass:
     """transformers' ``generate``: greedy, KV cache, sdpa, as ``mars bench`` runs it."""
-    one = BENCH_METHODS["hf"].open(checkpoint, Setting("hf", cache="dynamic"), batch_size)(prompts, most)
+    one = BENCH_METHODS["hf"](checkpoint, Setting("hf", cache="dynamic"), batch_size, None)(prompts, most)
     batches = [one.outputs[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
     return Pass(one.outputs, sum(one.forwards), sum(max(map(len, batch)) for batch in batches), one.seconds)
 
