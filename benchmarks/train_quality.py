@@ -102,12 +102,13 @@ def main() -> None:
     parser.add_argument("-n", "--max-new-tokens", type=int, default=200)
     parser.add_argument("-b", "--batch-size", type=int, default=8)
     parser.add_argument("--block-size", type=int, default=4)
+    parser.add_argument("--dtype", default="float32", help="of the weights (default float32; bfloat16 is faster)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
     results = []
     for path in args.models:
-        loaded = checkpoint.load(path, dtype="float32")
+        loaded = checkpoint.load(path, dtype=args.dtype)
         count = max(args.held_out, args.problems, args.decoded)
         encoder = Encoder(loaded.tokenizer, loaded.eos_token_ids)
         examples = list(ExampleReader([args.dataset], encoder, max_length=2048, limit=count).read_all())

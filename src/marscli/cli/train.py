@@ -297,7 +297,7 @@ def train(
         trust_remote_code=trust_remote_code,
         seed=seed,
     )
-    # Read by torch when it is imported. Huge pages for large tensors on a CPU: a sixth of a step's time was page faults.
+    # Read by torch when it is imported: huge pages for large tensors on a CPU, where page faults took a sixth of a step.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     from marscli.output import to_json
     from marscli.training import launch
