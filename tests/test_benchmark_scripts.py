@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_chat import save_model, sums, write_rows
 
 import marscli
+from tiny_chat import save_model, sums, write_rows
 
 SCRIPTS = Path(__file__).parent.parent / "benchmarks"
 

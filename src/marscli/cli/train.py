@@ -297,7 +297,7 @@ def train(
         trust_remote_code=trust_remote_code,
         seed=seed,
     )
-    # Read by torch when it is imported: huge pages for large tensors on a CPU, where page faults took a sixth of a step.
+    # Read by torch when it is imported: huge pages on a CPU, where page faults took a sixth of a step.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     from marscli.output import to_json
     from marscli.training import launch
