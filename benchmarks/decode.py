@@ -66,7 +66,7 @@ def generate(checkpoint: Checkpoint, prompts: Ids, batch_size: int, most: int) -
     return Pass(one.outputs, sum(one.forwards), sum(max(map(len, batch)) for batch in batches), one.seconds)
 
 
-def engine(cache: str = "row", jacobi: bool = False, **settings: Any) -> Decoder:
+def engine(cache: str = "row", jacobi: bool = False, compile: bool = False, **settings: Any) -> Decoder:
     """One of our engines; settings as of `DecodingParams`."""
 
     def run(checkpoint: Checkpoint, prompts: Ids, batch_size: int, most: int) -> Pass:
@@ -83,6 +83,7 @@ def engine(cache: str = "row", jacobi: bool = False, **settings: Any) -> Decoder
             checkpoint.model,
             cache=cache,  # type: ignore[arg-type]
             jacobi=jacobi,
+            compile=compile,
             mask_token_id=checkpoint.mask_token_id,
             eos_token_ids=checkpoint.eos_token_ids,
             context_length=checkpoint.context_length,
@@ -107,6 +108,8 @@ METHODS: dict[str, Decoder] = {
     "verified 0.95": engine(threshold=0.95, verify=True),
     "block cache 0.95": engine(threshold=0.95, cache="block"),
     "jacobi": engine(jacobi=True),
+    "ar compiled": engine(compile=True),
+    "verified compiled": engine(verify=True, compile=True),
 }
 DEFAULT_METHODS = "hf,ar,verified,threshold 0.95,threshold 0.8,verified 0.95,block cache 0.95"
 

@@ -149,3 +149,10 @@ def test_a_typing_slip_gets_the_nearest_name():
 
 def test_block_size_1_is_fine_without_threshold():
     assert BenchConfig("m", methods=("ar",), block_size=1).block_size == 1
+
+
+def test_compile_is_for_our_engine_alone():
+    config = BenchConfig("m", methods=("hf", "ar", "verified"), compile=True)
+    compiled = {cell.setting.method: cell.setting.compile for cell in plan(config, TRAINED)}
+    assert compiled == {"hf": False, "ar": True, "verified": True}
+    assert not any(cell.setting.compile for cell in plan(replace(config, compile=False), TRAINED))

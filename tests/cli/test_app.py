@@ -16,6 +16,22 @@ from marscli.errors import InputError, MarsError
 
 HEAVY = ("torch", "transformers", "datasets", "lm_eval", "matplotlib")
 COMMANDS = ("train", "generate", "bench", "eval")
+# What users and CI jobs may rely on: short and long names.
+EVERYWHERE = "-m --model --tokenizer --device --dtype --seed --limit -L --config --json --force --resume --quiet "
+EVERYWHERE += "--no-progress --debug --trust-remote-code --block-size --chat-template --system"
+DECODING = "--confidence --draft-tokens --compile --no-compile -n --max-new-tokens"
+OPTIONS = {
+    "train": "-d --dataset -o --output-dir --objective --ar-weight --epochs --max-steps --lr -b --batch-size "
+    "--grad-accum --max-length --warmup-ratio --packing --no-packing --save-steps --resume-from --eval-dataset "
+    "--report-to --num-processes --prompt-field --response-field --skip-bad-rows --lora-rank --merge --dry-run",
+    "generate": f"{DECODING} --threshold --verify --no-verify --cache --cache-block -t --temperature --top-p --top-k "
+    "-b --batch-size --no-chat-template --input --output --stream --no-stream --trace --trace-html --stop --chat",
+    "bench": f"{DECODING} -o --output-dir -d --dataset --methods --thresholds --batch-sizes --repeats --draft --suite "
+    "--quick --compare --tolerance",
+    "eval": f"{DECODING} -o --output-dir --tasks --threshold --verify --no-verify --num-fewshot --log-samples "
+    "--include-path --data-root --confirm-run-unsafe-code --num-processes --list-tasks --compare --paper-reference "
+    "-b --batch-size --no-chat-template",
+}
 
 
 @pytest.fixture
@@ -49,6 +65,13 @@ def test_help_is_fast_and_imports_nothing_heavy():
         assert result.stderr == ""
     code = f"import sys; from marscli.cli.app import run; run(['eval', '-h']); print(set({HEAVY}) & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_options_that_users_rely_on_are_there(command):
+    parameters = typer.main.get_command(app.app).commands[command].params
+    there = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(f"{EVERYWHERE} {OPTIONS[command]}".split()) - there == set()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

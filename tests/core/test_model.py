@@ -7,9 +7,10 @@ from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, 
 
 from marscli.core import model as core_model
 from marscli.core.attention import NAME, grouped_attention, use_grouped_attention
+from marscli.core.compiled import CompiledModel
 from marscli.core.layout import decode_layout
 from marscli.core.model import check_decodable, forward_logits, select_before_head
-from marscli.errors import InputError
+from marscli.errors import InputError, MarsError
 
 from .tiny_models import ARCHITECTURES, on_device, random_ids, tiny_model
 
@@ -98,3 +99,13 @@ def test_what_masks_would_get_silently_wrong_is_refused_by_name(config, named):
 )
 def test_full_attention_is_accepted(config):
     check_decodable(config)
+
+
+def test_a_failed_compilation_says_what_to_do():
+    def broken(graph, example_inputs):
+        raise RuntimeError("no compiler found")
+
+    model = CompiledModel(tiny_model("llama"), backend=broken)
+    with pytest.raises(MarsError, match="no compiler found") as caught:
+        model(input_ids=torch.tensor([[3, 4, 5]]))
+    assert "--compile" in caught.value.hint

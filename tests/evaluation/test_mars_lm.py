@@ -10,6 +10,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tiny_lm import ScriptedModel, make_model
 
+from marscli.core import decoding
 from marscli.errors import InputError, MarsError
 from marscli.evaluation.lm import MarsLM, StopStrings
 
@@ -41,6 +42,14 @@ def reference(model, tokenizer):
     model.generation_config.suppress_tokens = [tokenizer.mask_token_id]
     yield HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
     model.generation_config.suppress_tokens = None
+
+
+def test_compile_compiles_the_model(mars, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(decoding, "CompiledModel", lambda model: compiled.append(model) or model)
+    asked = requests(4, {"until": ["\n"], "max_gen_toks": 6})
+    assert mars(compile=True).generate_until(asked) == mars().generate_until(asked)
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("verified", [{}, {"verify": True}, {"verify": True, "draft_tokens": 1}])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import marscli
+from marscli.core import decoding
 from marscli.errors import InputError
 
 FIXED = {"draft_tokens": 3}  # else the width, and with it the number of forwards, goes by what pays
@@ -42,6 +43,14 @@ def test_alone_in_a_batch_and_streamed_are_the_same(checkpoint, options):
         assert all(chunks)
         assert "".join(chunks) == alone.text
         assert streamed.result.token_ids == alone.token_ids
+
+
+def test_compile_compiles_the_model_and_changes_no_text(checkpoint, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(decoding, "CompiledModel", lambda model: compiled.append(model) or model)
+    texts = [[r.text for r in marscli.generate(checkpoint, PROMPTS, compile=flag)] for flag in (False, True)]
+    assert compiled == [checkpoint.model]
+    assert texts[0] == texts[1]
 
 
 def test_exact_text_is_what_transformers_generates(checkpoint):

@@ -68,6 +68,7 @@ class BenchConfig:
         prompt_tokens: Cut or repeat every prompt to this many tokens (synthetic lengths).
         block_size: B of the multi-token methods; None takes the checkpoint's.
         draft: Hub id or folder of the small model of ``hf-assisted``.
+        compile: Compile the model's calls in marscli's engine (not in transformers' ``generate``).
         suite: ``paper``: other defaults, and only the combinations that its tables show.
         quick: Smaller defaults.
         resume: Go on with the run in ``output_dir``.
@@ -101,6 +102,7 @@ class BenchConfig:
     system: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    compile: bool = False
     seed: int = 0
     trust_remote_code: bool = False
     force: bool = False

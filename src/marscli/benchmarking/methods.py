@@ -82,6 +82,7 @@ def _engine(checkpoint: Checkpoint, setting: Setting, batch_size: int) -> Engine
         max_rows=batch_size,
         cache=setting.cache,  # type: ignore[arg-type]
         jacobi=setting.method == "jacobi",
+        compile=setting.compile,
         **({} if setting.cache_block is None else {"cache_block": setting.cache_block}),
     )
 

@@ -6,6 +6,7 @@ A row is a setting (a method with its parameters) at a batch size. Imports no to
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from marscli.benchmarking.config import BenchConfig
 from marscli.benchmarking.results import Cell, Setting
@@ -26,6 +27,8 @@ def plan(config: BenchConfig, mars: MarsMetadata | None) -> list[Cell]:
     for batch_size in config.batch_sizes:
         for method in config.methods:
             for setting in _settings(method, config, mars):
+                if not method.startswith("hf"):
+                    setting = replace(setting, compile=config.compile)
                 if config.suite is None or in_suite(setting, batch_size, config):
                     cells.append(Cell(setting, batch_size, skipped=_refusal(setting, batch_size, mars, config.draft)))
     return cells

@@ -32,6 +32,7 @@ class Setting:
         draft_tokens: Masks a group, or guesses; None where the engine chooses.
         cache: Which key/value cache the method uses.
         cache_block: Tokens a block of the block cache; None for other caches.
+        compile: Compile the model's calls.
     """
 
     method: str
@@ -41,6 +42,7 @@ class Setting:
     draft_tokens: int | None = 0
     cache: str = "row"
     cache_block: int | None = None
+    compile: bool = False
 
     @property
     def label(self) -> str:

@@ -200,4 +200,12 @@ Config = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No notes and no bars on stderr.", rich_help_panel=RUN)]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No bars.", rich_help_panel=RUN)]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile/--no-compile",
+        help="torch.compile for the decode steps: minutes at first, some Python time less afterwards.",
+        rich_help_panel=RUN,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and details.", rich_help_panel=RUN)]

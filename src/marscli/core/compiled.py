@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+
+from marscli.errors import MarsError
 
 
 class CompiledModel(nn.Module):
@@ -18,6 +21,9 @@ class CompiledModel(nn.Module):
     Args:
         model: A transformers causal LM.
         backend: Of torch.compile.
+
+    Raises:
+        MarsError: At a call: it cannot be compiled here.
     """
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
@@ -27,4 +33,11 @@ class CompiledModel(nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         """See the model."""
-        return self._call(**inputs)
+        try:
+            return self._call(**inputs)
+        except TorchDynamoException as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise MarsError(
+                f"--compile: torch.compile failed here: {reason}",
+                hint="leave --compile out; on a CPU it needs a C++ compiler, on a GPU triton",
+            ) from error

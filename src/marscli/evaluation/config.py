@@ -38,6 +38,7 @@ class EvalConfig:
         tokenizer: Hub id or folder; None takes the model's.
         device: auto, cpu, cuda[:N] or mps.
         dtype: auto (the checkpoint's), float32, bfloat16 or float16.
+        compile: Compile the model's calls with torch.compile when it generates.
         seed: Seed of everything random; 0 gives lm-eval's own default seeds.
         num_processes: Processes that answer together, each with a copy of the model; one a device.
         paper_reference: Show the figures that the paper published beside these.
@@ -70,6 +71,7 @@ class EvalConfig:
     tokenizer: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    compile: bool = False
     seed: int = 0
     num_processes: int = 1
     paper_reference: bool = False

@@ -193,6 +193,7 @@ class MarsLM(HFLM):
         confidence: What τ is compared with.
         verify: Let the next forward verify what τ did not pass.
         draft_tokens: Masks a group and drafts; None leaves the width to the engine.
+        compile: Compile the model's calls when it generates.
         seed: Seed of sampling, for tasks that ask for it.
         progress: Shows how far generation is.
         peers: Further processes that take their share of the requests; None works alone.
@@ -211,6 +212,7 @@ class MarsLM(HFLM):
         confidence: Confidence = "probability",
         verify: bool = False,
         draft_tokens: int | None = None,
+        compile: bool = False,
         seed: int = 0,
         progress: Progress | None = None,
         peers: Peers | None = None,
@@ -224,6 +226,7 @@ class MarsLM(HFLM):
         self.confidence: Confidence = confidence
         self.verify = verify
         self.draft_tokens = draft_tokens
+        self.compile = compile
         self.seed = seed
         self.progress = progress or (lambda _description, _total: nullcontext(lambda: None))
         self.peers = peers
@@ -356,6 +359,7 @@ class MarsLM(HFLM):
             eos_token_ids=self.eos_token_ids | self._special_stops(until),
             context_length=self.max_length,
             max_rows=min(self.batch_size, len(group)),  # the cache holds a place for each
+            compile=self.compile,
         )
         answers: dict[int, Answer] = {}
         for question, ids in group:

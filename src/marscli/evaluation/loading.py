@@ -54,6 +54,7 @@ def load_lm(
         confidence=config.confidence,
         verify=config.verify,
         draft_tokens=config.draft_tokens,
+        compile=config.compile,
         seed=config.seed,
         progress=progress,
         peers=peers,

@@ -391,6 +391,7 @@ def _engine(checkpoint: Checkpoint, cfg: GenerateConfig, max_rows: int) -> Engin
         eos_token_ids=checkpoint.eos_token_ids,
         context_length=checkpoint.context_length,
         max_rows=max_rows,  # the cache holds a place for each
+        compile=cfg.compile,
         cache=cfg.cache,  # type: ignore[arg-type]  # checked by GenerateConfig
         **({} if cfg.cache_block is None else {"cache_block": cfg.cache_block}),
     )

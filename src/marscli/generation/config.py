@@ -23,6 +23,7 @@ class GenerateConfig:
         cache_block: Tokens a block of the block cache.
         stop: Strings that end an answer; the text is cut before the first of them.
         chat_template: None uses the tokenizer's template where it has one.
+        compile: Compile the model's calls with torch.compile.
         batch_size: Rows decoded together; more prompts wait for a place.
 
     Raises:
@@ -46,6 +47,7 @@ class GenerateConfig:
     top_k: int = 0
     stop: str | Sequence[str] | None = None
     seed: int = 0
+    compile: bool = False
     batch_size: int = 1
     chat_template: bool | None = None
     system: str | None = None
