@@ -3,9 +3,9 @@
     python benchmarks/eval_time.py -m MODEL --data-root DIR                        # 48 problems, batches of 8
     python benchmarks/eval_time.py -m MODEL --data-root DIR --dtype float32 --limit 16 --thresholds exact
 
-All answer the same requests of the same task with the same weights, at the same batch size, with ``--repeats`` in turns,
-every second time backwards. What is timed is ``generate_until``: tokenisation, decoding and stop strings; the task's
-own work is not. The mask token is suppressed for ``hf`` too, as our engine does it.
+All answer the same requests of the same task with the same weights, at the same batch size; with ``--repeats`` they
+take turns, every second time backwards. What is timed is ``generate_until``: tokenisation, decoding and stop strings;
+the task's own work is not. The mask token is suppressed for ``hf`` too, as our engine does it.
 """
 
 from __future__ import annotations

@@ -204,7 +204,8 @@ Compile = Annotated[
     bool,
     typer.Option(
         "--compile/--no-compile",
-        help="torch.compile for the decode steps: minutes at first, some Python time less afterwards.",
+        help="torch.compile for our engine's model calls; takes minutes at first. Default: off, which measures better.",
+        show_default=False,
         rich_help_panel=RUN,
     ),
 ]
