@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,6 +174,21 @@ def test_gsm8k_from_a_data_root(model_dir, tmp_path):
         include_path=Path(lm_eval.__file__).parent / "tasks" / "gsm8k",
     )  # fmt: skip
     assert again["n-samples"]["gsm8k"]["original"] == 1  # changed data is read anew
+
+
+def test_the_timing_script_compares_with_lm_evals_own_model(model_dir, tmp_path, monkeypatch):
+    write_gsm8k(tmp_path / "hub")
+    script, out = Path(__file__).parents[2] / "benchmarks" / "eval_time.py", tmp_path / "out.json"
+    arguments = ["-m", model_dir, "--data-root", tmp_path / "hub", "--dtype", "float32", "-b", 2, "--repeats", 1]
+    arguments += ["--thresholds", "exact,0.9", "--json", out]
+    monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+    runpy.run_path(str(script), run_name="__main__")
+    rows = json.loads(out.read_text())
+    assert [row["model"] for row in rows] == ["lm-eval hf", "mars exact", "mars τ=0.9"]
+    assert [row["same_texts"] for row in rows][:2] == [3, 3]
+    assert rows[0]["tokens_per_forward"] is None
+    assert rows[1]["tokens_per_forward"] >= 1
+    assert all(0 < row["seconds_min"] <= row["seconds"] <= row["seconds_max"] for row in rows)
 
 
 def test_more_examples_than_there_are(arguments, tasks, capsys):
