@@ -36,7 +36,9 @@ class CompiledModel(nn.Module):
         try:
             return self._call(**inputs)
         except TorchDynamoException as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            # A back end's error is wrapped, and the first line of the wrapper names only the back end.
+            cause = getattr(error, "inner_exception", error)
+            reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
             raise MarsError(
                 f"--compile: torch.compile failed here: {reason}",
                 hint="leave --compile out; on a CPU it needs a C++ compiler, on a GPU triton",
