@@ -41,6 +41,8 @@ def in_a_terminal(arguments, *keys, timeout=240):
         stderr=follower,
         env=environment,
         start_new_session=True,
+        # a test run started in the background of a script passes an ignored SIGINT on to its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(follower)
     shown, waiting, seen = "", list(keys), 0

@@ -210,6 +210,7 @@ def test_every_option_reaches_its_setting(monkeypatch, capsys):
         "batch_size": 6,
         "chat_template": False,
         "system": "Be brief.",
+        "compile": True,
     }
     arguments = []
     for name, value in values.items():
